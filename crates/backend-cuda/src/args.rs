@@ -30,6 +30,9 @@ pub(crate) const COMBINE_WARPS: u32 = 20;
 pub(crate) const COMBINE_BULK_WARPS: u32 = 20;
 /// Warps of a block of the kernels of rings.
 pub(crate) const RING_WARPS: u32 = 8;
+/// Warps of a block of the kernel that combines rings between nodes at most: its roles are played by teams of them. Each
+/// has 168 registers: the posts of a gatherer need so many.
+pub(crate) const TEAMS_WARPS: u32 = 12;
 /// Warps of a block of the kernels of outboxes at most.
 pub(crate) const PULLED_WARPS: u32 = 16;
 /// Bytes of an `EpBatch`: rows of a part of a token.
@@ -76,6 +79,12 @@ pub(crate) const FOUND_BYTES: u32 = 64;
 pub(crate) const TOKEN_ROWS_BYTES: u32 = 16;
 /// Tokens whose rows such a warp has found and not given back.
 pub(crate) const TOKENS_AHEAD: u32 = 2;
+/// The same of a team of warps: one more than it sums.
+pub(crate) const TEAM_TOKENS: u32 = 4;
+/// Bytes of an `EpTeamWord`.
+pub(crate) const TEAM_WORD_BYTES: u32 = 16;
+/// Bytes that an `EpLead` has room in.
+pub(crate) const LEAD_BYTES: u32 = 208;
 /// Tokens whose positions it has at hand.
 pub(crate) const TOKENS_HELD: u32 = 8;
 /// Units of 16 bytes of a row that a lane of it sums at a time.
@@ -89,11 +98,12 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 31] = [
+const NUMBERS: [(&str, u32); 35] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
     ("RING_WARPS", RING_WARPS),
+    ("TEAMS_WARPS", TEAMS_WARPS),
     ("PULLED_WARPS", PULLED_WARPS),
     ("BATCH_BYTES", BATCH_BYTES),
     ("ITEM_BYTES", ITEM_BYTES),
@@ -116,6 +126,9 @@ const NUMBERS: [(&str, u32); 31] = [
     ("FOUND_BYTES", FOUND_BYTES),
     ("TOKEN_ROWS_BYTES", TOKEN_ROWS_BYTES),
     ("TOKENS_AHEAD", TOKENS_AHEAD),
+    ("TEAM_TOKENS", TEAM_TOKENS),
+    ("TEAM_WORD_BYTES", TEAM_WORD_BYTES),
+    ("LEAD_BYTES", LEAD_BYTES),
     ("TOKENS_HELD", TOKENS_HELD),
     ("COLUMNS", COLUMNS),
     ("EXIT_BYTES", EXIT_BYTES),

@@ -13,6 +13,7 @@ mod pulled;
 mod roles;
 mod sums;
 mod tally;
+mod teams;
 #[cfg(feature = "workshop")]
 mod workshop;
 

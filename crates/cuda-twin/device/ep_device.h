@@ -54,6 +54,11 @@ EP_DEV ep_u32 toy_votes(toy::Word word, ep_i32 mine) {
 EP_DEV bool ep_warp_all(ep_i32 mine) { return toy_votes(toy::Word::all, mine) == EP_FULL; }
 EP_DEV bool ep_warp_any(ep_i32 mine) { return toy_votes(toy::Word::any, mine) != 0; }
 EP_DEV ep_u32 ep_warp_votes(ep_i32 mine) { return toy_votes(toy::Word::votes, mine); }
+EP_DEV void ep_team_meet(ep_u32 team, ep_u32 warps) {
+    if (warps == 0 || team != ep_warp() / warps || team >= 8) toy::broken("warp %u meets team %u of %u warps", ep_warp(), team, warps);
+    if (warps == 1) return ep_warp_meet();
+    toy::Warp::own().meet(toy::Word::team_meet, 0, warps * toy::kLanes);
+}
 EP_DEV void ep_block_meet() { toy::Warp::own().meet(toy::Word::block_meet); }
 EP_DEV bool ep_block_any(bool mine) { return toy::Warp::own().meet(toy::Word::block_any, mine)[0] != 0; }
 

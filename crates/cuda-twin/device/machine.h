@@ -67,13 +67,16 @@ struct Random {
     std::size_t below(std::size_t limit) { return next() % limit; }
 };
 
-/* What lanes say together: all of a warp, all of a block, all of a block's first warps. */
-enum class Word { meet, all, any, votes, shuffle, block_meet, block_any, all_of };
+/* What lanes say together: all of a warp, all of a block, all of a block's first warps, all of a team of its warps. */
+enum class Word { meet, all, any, votes, shuffle, block_meet, block_any, all_of, team_meet };
 inline const char* name(Word word) {
     constexpr const char* names[] = {"ep_warp_meet",    "ep_warp_all",   "ep_warp_any",  "ep_warp_votes",
-                                     "ep_warp_shuffle", "ep_block_meet", "ep_block_any", "ep_all_of"};
+                                     "ep_warp_shuffle", "ep_block_meet", "ep_block_any", "ep_all_of", "ep_team_meet"};
     return names[(int)word];
 }
+/* Whether more than a warp says it; and whether a part of a block does. */
+inline bool is_of_block(Word word) { return word >= Word::block_meet; }
+inline bool is_of_part(Word word) { return word == Word::all_of || word == Word::team_meet; }
 
 /* Leaves one stack for another: what a function may not change is kept on the one that is left. */
 [[gnu::naked, gnu::noinline]] inline void change_stacks(void** /* left */, void* /* entered */) {
@@ -341,22 +344,24 @@ private:
     /* A warp has come to where others of its block meet: they go on when all have. */
     void meeting(Warp& last) {
         const Word word = last.lanes_[0].word;
-        const unsigned expected = word == Word::all_of ? last.lanes_[0].threads / kLanes : warps;
-        if (last.number >= expected) broken("warp %u says %s of %u warps", last.number, name(word), expected);
+        const unsigned threads = last.lanes_[0].threads, expected = is_of_part(word) ? threads / kLanes : warps;
+        const unsigned first = word == Word::team_meet ? last.number / expected * expected : 0;
+        if (last.number >= first + expected || first + expected > warps) broken("warp %u says %s of %u warps", last.number, name(word), expected);
         bool any = false;
-        for (unsigned i = 0; i < expected; ++i) {
+        for (unsigned i = first; i < first + expected; ++i) {
             const Warp& warp = *all_[i];
             if (warp.ended_) broken("warp %u: %s, while warp %u has ended", last.number, name(word), i);
             if (!warp.is_apart()) return;
             const Word says = warp.lanes_[0].word;
             if (says != word) {
                 /* The whole block's meetings and those of a part of it are apart. */
-                if (says == Word::all_of || word == Word::all_of) return;
+                if (is_of_part(says) || is_of_part(word)) return;
                 broken("warp %u says %s, warp %u %s", last.number, name(word), i, name(says));
             }
+            if (warp.lanes_[0].threads != threads) broken("warp %u says %s of %u threads, warp %u of %u", last.number, name(word), threads, i, warp.lanes_[0].threads);
             any |= warp.any();
         }
-        for (unsigned i = 0; i < expected; ++i) all_[i]->go_on(any);
+        for (unsigned i = first; i < first + expected; ++i) all_[i]->go_on(any);
     }
 
     struct alignas(128) Unit { unsigned char bytes[128]; };
@@ -430,7 +435,7 @@ inline bool Warp::settle() {
         if (!lane.ended && (lane.word != first.word || lane.threads != first.threads))
             broken("warp %u: lane 0 says %s, lane %u %s", number, name(first.word), i, name(lane.word));
     }
-    const bool of_block = first.word == Word::block_meet || first.word == Word::block_any || first.word == Word::all_of;
+    const bool of_block = is_of_block(first.word);
     /* Any thread of the block may fence for them: they land at once. */
     if (first.ended || of_block) land([](const Put&) { return true; });
     ended_ = first.ended;

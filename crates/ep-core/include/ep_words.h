@@ -37,7 +37,7 @@ EP_DEV ep_u32 ep_threads();
 EP_DEV ep_u32 ep_block();
 EP_DEV ep_u32 ep_blocks();
 
-/* ---- meetings: of a warp by all lanes, of a block by all threads ---- */
+/* ---- meetings: of a warp by all lanes, of a team by all threads of its warps, of a block by all threads ---- */
 
 EP_DEV void ep_warp_meet();
 /* What the lane `lane` says. */
@@ -46,6 +46,8 @@ template <class T> EP_DEV T ep_warp_shuffle(T mine, ep_u32 lane);
 EP_DEV bool ep_warp_all(ep_i32 mine);
 EP_DEV bool ep_warp_any(ep_i32 mine);
 EP_DEV ep_u32 ep_warp_votes(ep_i32 mine);
+/* The block's warps team * warps .. (team + 1) * warps; others may be elsewhere. There are no more than 8 teams in a block. */
+EP_DEV void ep_team_meet(ep_u32 team, ep_u32 warps);
 EP_DEV void ep_block_meet();
 /* Whether any thread says so. */
 EP_DEV bool ep_block_any(bool mine);

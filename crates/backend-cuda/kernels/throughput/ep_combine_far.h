@@ -1,14 +1,14 @@
 /*
  * ep_combine_far.h: the sum of a token begins where its rows are: of each node one row crosses the network, along the rail.
  *
- *   roles    one warp each: gatherer of what this node's ranks return for another node's rank on this rail, on a channel
+ *   roles    a team of warps each (ep_combine_team.h): gatherer of what this node's ranks return for another node's rank on this rail, on a channel
  *   memory   as a reducer; sums are written into the staging memory of the ring between nodes
  *   rules    sums are rounded to bf16, those of the own node, too (ep_add_part). No circle of waits: returners wait for the gatherer, it for the
  *            reducer at the tokens' rank, and that one for nobody who waits for it: all take tokens in ascending order
  */
 #ifndef EP_COMBINE_FAR_H
 #define EP_COMBINE_FAR_H
-#include "ep_combine_ring.h"
+#include "ep_combine_team.h"
 
 /* The tokens of a rank of another node, as ep_forward has noted them. */
 EP_DEV EpTokens ep_far_tokens(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source) {
@@ -36,7 +36,6 @@ EP_DEV bool ep_is_gathered(const EpTokens& t, const ep_i32* positions) {
 struct EpToNode {
     EpOutlet ring;
     EpRings rings;
-    EpAt to;
     ep_u32 number; /* of the sums */
 };
 
@@ -50,46 +49,87 @@ EP_DEV ep_u32 ep_next_token(EpTokens& t, const EpDesk& desk, const EpToNode&, ep
 /* What is pending is published before any wait. */
 EP_DEV void ep_before_wait(const EpRank& r, EpToNode& to) { ep_outlet_publish(r, to.rings, to.ring); }
 EP_DEV bool ep_wants_weights(const EpCombineRingArgs&, const EpToNode&) { return true; }
-EP_DEV bool ep_begin_sum(const EpRank& r, const EpCombineRingArgs&, EpToNode& to, const EpDesk& desk, ep_u32 token, ep_u64 began) {
-    if (ep_producer_is_full(to.ring.ring, to.rings)) ep_routes_return(r, desk.routes);
-    if (!ep_outlet_slot(r, to.rings, to.ring, began, &to.to)) return false;
-    if (ep_warp_lane() == 0) ep_put16(to.to, ep_row_header(r, token, to.number));
+EP_DEV bool ep_has_room(const EpRank& r, EpToNode& to, ep_u32 ahead) { return ep_outlet_has_room(r, to.rings, to.ring, ahead); }
+EP_DEV bool ep_await_room(const EpRank& r, EpToNode& to, const EpDesk& desk, ep_u64 began) {
+    if (ep_has_room(r, to, 0)) return true;
+    ep_routes_return(r, desk.routes);
+    if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_outlet_publish(r, to.rings, to.ring);
+    return ep_outlet_await(r, to.ring, ep_producer_awaits(to.ring.ring, to.rings), began);
+}
+EP_DEV bool ep_begin_sum(const EpRank& r, EpToNode& to, ep_u32 token, ep_u32 ahead, EpAt* slot) {
+    ep_outlet_plant(r, to.ring);
+    if (!ep_outlet_stage(r, to.rings, to.ring, slot, ahead)) return false;
+    if (ep_warp_lane() == 0) ep_put16(*slot, ep_row_header(r, token, to.number));
     ++to.number;
     return true;
 }
-EP_DEV void ep_put_weight(const EpRank&, const EpCombineRingArgs&, const EpToNode& to, ep_u32, ep_u32 k, float weight) {
-    ep_put_message(to.to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), EpChoice{-1, weight});
+EP_DEV void ep_put_weight(const EpRank&, const EpCombineRingArgs&, const EpToNode&, EpAt slot, ep_u32, ep_u32 k, float weight) {
+    ep_put_message(slot + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), EpChoice{-1, weight});
 }
 template <int columns> EP_DEV void ep_start_sum(const EpCombineRingArgs&, const EpToNode&, ep_u32, ep_u32, ep_u32, EpSums<columns>&) {}
-EP_DEV void ep_put_sum(const EpRank& r, const EpCombineRingArgs&, const EpToNode& to, ep_u32, ep_u32 at, const EpUnit& sum) {
-    ep_put16(to.to + (r.w.header_bytes + at), sum);
+EP_DEV void ep_put_sum(const EpRank& r, const EpCombineRingArgs&, const EpToNode&, EpAt slot, ep_u32, ep_u32 at, const EpUnit& sum) {
+    ep_put16(slot + (r.w.header_bytes + at), sum);
 }
 EP_DEV void ep_end_sum(const EpRank& r, EpToNode& to) { ep_outlet_push(r, to.rings, to.ring); }
 
-EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpSource* sources, const EpDesk& desk,
-                      ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), source = role.peer, channel = role.channel, track = ep_far_track(r.w, channel);
-    if (!ep_node_gives_back(r, a, source, r.me)) return;
-    EpToNode to;
-    to.rings = ep_rings_of(r, a.rings, track);
-    to.number = 0;
-    EpTokens tokens = ep_far_tokens(r, a, source);
-    const ep_u32 count = ((const ep_u32*)a.tokens_of)[source];
-    const ep_u32 begin = ep_channel_first(count, a.rings.channels, channel), end = ep_channel_first(count, a.rings.channels, channel + 1);
+/* Before a gatherer sums: its rings are open, and it has told how many sums come. */
+EP_DEV bool ep_begin_gather(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpDesk& desk, EpLead<EpToNode>& lead,
+                            ep_u32 channel, ep_u64 began) {
+    const EpTokens& t = lead.tokens;
+    EpToNode& to = lead.to;
     ep_u32 rows = 0;
-    for (ep_u32 base = begin; base < end; base += 32)
-        rows += ep_bits(ep_warp_votes(base + lane < end && ep_is_gathered(tokens, tokens.positions + (ep_u64)(base + lane) * tokens.step)));
-    if (!ep_open_rings(r, a, sources, tokens, desk.routes, channel, began)) return;
-    if (!ep_outlet_open(r, to.ring, source, track, began) || !ep_outlet_slot(r, to.rings, to.ring, began, &to.to)) return;
-    if (lane == 0) {
-        ep_put_message(to.to, ep_header(r, rows, 0));
-        ep_tally_far(r, 2, source, rows);
+    for (ep_u32 base = lead.next; base < lead.end; base += 32) {
+        const ep_u32 token = base + ep_warp_lane();
+        rows += ep_bits(ep_warp_votes(token < lead.end && ep_is_gathered(t, t.positions + (ep_u64)token * t.step)));
+    }
+    EpAt at;
+    if (!ep_open_rings(r, a, sources, t, desk.routes, channel, began)) return false;
+    if (!ep_outlet_open(r, to.ring, t.source, ep_far_track(r.w, channel), began) || !ep_outlet_slot(r, to.rings, to.ring, began, &at)) return false;
+    if (ep_warp_lane() == 0) {
+        ep_put_message(at, ep_header(r, rows, 0));
+        ep_tally_far(r, 2, t.source, rows);
     }
     ep_outlet_push(r, to.rings, to.ring);
-    if (ep_sum_tokens<EP_COLUMNS>(r, a, sources, tokens, desk, begin, end, to, began)) {
-        ep_routes_close(r, desk.routes);
-        ep_outlet_close(r, to.rings, to.ring);
+    return true;
+}
+
+EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpTeam& team, const EpSource* sources,
+                      const EpDesk& desk, ep_u64 began) {
+    const ep_u32 source = role.peer, channel = role.channel;
+    if (!ep_node_gives_back(r, a, source, r.me)) return;
+    if (ep_leads(team)) {
+        EpLead<EpToNode> lead;
+        lead.tokens = ep_far_tokens(r, a, source);
+        lead.to.rings = ep_rings_of(r, a.rings, ep_far_track(r.w, channel));
+        lead.to.number = 0;
+        const ep_u32 count = ((const ep_u32*)a.tokens_of)[source];
+        lead.next = ep_channel_first(count, a.rings.channels, channel);
+        lead.end = ep_channel_first(count, a.rings.channels, channel + 1);
+        lead.right = ep_begin_gather(r, a, sources, desk, lead, channel, began);
+        ep_lay_down(desk, lead);
     }
+    ep_sum_in_team<EP_COLUMNS, EpToNode>(r, a, sources, desk, team, began);
     ep_fetch_wait<0>();
+    if (!ep_leads(team)) return;
+    EpLead<EpToNode> lead = ep_take_up<EpToNode>(desk);
+    if (!lead.right) return;
+    ep_routes_close(r, desk.routes);
+    ep_outlet_close(r, lead.to.rings, lead.to.ring);
+}
+
+EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpTeam& team, const EpSource* sources,
+                      const EpDesk& desk, ep_u64 began) {
+    if (ep_leads(team)) {
+        EpLead<EpToUser> lead;
+        lead.tokens = ep_own_tokens(r, a, sources);
+        lead.to.none = 0;
+        lead.next = ep_channel_first(a.combine.tokens, a.rings.channels, role.channel);
+        lead.end = ep_channel_first(a.combine.tokens, a.rings.channels, role.channel + 1);
+        lead.right = ep_begin_reduce(r, a, sources, lead.tokens, desk, role.channel, began);
+        ep_lay_down(desk, lead);
+    }
+    ep_sum_in_team<EP_COLUMNS, EpToUser>(r, a, sources, desk, team, began);
+    ep_fetch_wait<0>();
+    if (ep_leads(team) && ep_take_up<EpToUser>(desk).right) ep_routes_close(r, desk.routes);
 }
 #endif

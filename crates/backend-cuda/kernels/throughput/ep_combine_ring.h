@@ -1,8 +1,8 @@
 /*
  * ep_combine_ring.h: rows of ranks that offered no block come back through rings; a token's rows may come either way.
  *
- *   roles    one warp each: returner of a source's rows on a channel (where this rank offered nothing, and has rows of that
- *            source); reducer of the tokens of a channel. All of them run at the same time
+ *   roles    one warp each, between nodes a team of warps (ep_combine_team.h): returner of a source's rows on a channel (where this rank offered
+ *            nothing, and has rows of that source); reducer of the tokens of a channel. All of them run at the same time
  *   memory   rings in the windows of the tokens' ranks; shared: a desk for each reducer (ep_combine_rows.h)
  *   rules    the reducer takes tokens in ascending order, as all returners do, and holds no row while it waits: no circle of waits
  */
@@ -31,30 +31,52 @@ EP_DEV ep_u32 ep_wrong_gate(const EpRank& r, ep_u32 source) {
     return gate;
 }
 
+/* Rows of a source on a channel that this rank gives back. */
+struct EpGiven {
+    ep_u32 first, begin, end; /* the source's first row; of its rows, those of the channel */
+    const ep_i32* tokens;
+};
+
+EP_DEV EpGiven ep_given(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role) {
+    const ep_u32 channels = a.rings.channels, source = role.peer, channel = role.channel;
+    EpGiven g;
+    g.first = ((const ep_u32*)a.combine.first_of)[source];
+    g.tokens = (const ep_i32*)a.source_token + g.first;
+    const ep_u32 rows = ((const ep_u32*)a.combine.first_of)[source + 1] - g.first, batch = ((const ep_u32*)a.tokens_of)[source];
+    g.begin = ep_partition(g.tokens, rows, ep_channel_first(batch, channels, channel));
+    g.end = ep_partition(g.tokens, rows, ep_channel_first(batch, channels, channel + 1));
+    return g;
+}
+
+EP_DEV bool ep_begin_giving(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpGiven& g, EpOutlet& ring, ep_u64 began) {
+    const ep_u32 gate = ep_planted(r, EP_PLANT_WRONG_GATE) ? ep_wrong_gate(r, role.peer) : ep_gate(r, role.peer);
+    EpAt at;
+    if (!ep_outlet_open(r, ring, gate, role.track, began) || !ep_outlet_slot(r, a.rings, ring, began, &at)) return false;
+    if (ep_warp_lane() == 0) ep_put_message(at, ep_header(r, g.end - g.begin, g.begin));
+    ep_outlet_push(r, a.rings, ring);
+    return true;
+}
+
+/* Puts a row into a slot. */
+EP_DEV void ep_give_row(const EpRank& r, const EpCombineRingArgs& a, const EpGiven& g, ep_u32 position, EpAt at) {
+    const ep_u32 lane = ep_warp_lane(), row = g.first + position;
+    if (lane == 0) ep_put16(at, ep_row_header(r, (ep_u32)g.tokens[position], position));
+    for (ep_u32 k = lane; k < r.w.topk; k += 32) {
+        EpChoice choice = {-1, 0.0f};
+        if (a.combine.own_weights) choice.weight = ((const float*)a.combine.own_weights)[(ep_u64)row * r.w.topk + k];
+        ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
+    }
+    ep_copy_row(at + r.w.header_bytes, (const ep_u8*)a.combine.y + (ep_u64)row * a.combine.y_stride, (ep_u32)r.w.result_stride);
+}
+
 EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), channels = a.rings.channels, source = role.peer, channel = role.channel;
-    const ep_u32 first = ((const ep_u32*)a.combine.first_of)[source], rows = ((const ep_u32*)a.combine.first_of)[source + 1] - first;
-    const ep_i32* tokens = (const ep_i32*)a.source_token + first;
-    const ep_u32 batch = ((const ep_u32*)a.tokens_of)[source];
-    const ep_u32 begin = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel));
-    const ep_u32 end = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel + 1));
-    const ep_u32 gate = ep_planted(r, EP_PLANT_WRONG_GATE) ? ep_wrong_gate(r, source) : ep_gate(r, source);
+    const EpGiven given = ep_given(r, a, role);
     EpOutlet ring;
     EpAt at;
-    if (!ep_outlet_open(r, ring, gate, role.track, began) || !ep_outlet_slot(r, a.rings, ring, began, &at)) return;
-    if (lane == 0) ep_put_message(at, ep_header(r, end - begin, begin));
-    ep_outlet_push(r, a.rings, ring);
-    for (ep_u32 position = begin; position < end; ++position) {
+    if (!ep_begin_giving(r, a, role, given, ring, began)) return;
+    for (ep_u32 position = given.begin; position < given.end; ++position) {
         if (!ep_outlet_slot(r, a.rings, ring, began, &at)) return;
-        const ep_u32 row = first + position;
-        if (lane == 0) ep_put16(at, ep_row_header(r, (ep_u32)tokens[position], position));
-        for (ep_u32 k = lane; k < r.w.topk; k += 32) {
-            EpChoice choice = {-1, 0.0f};
-            if (a.combine.own_weights) choice.weight = ((const float*)a.combine.own_weights)[(ep_u64)row * r.w.topk + k];
-            ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
-        }
-        ep_copy_row(at + r.w.header_bytes, (const ep_u8*)a.combine.y + (ep_u64)row * a.combine.y_stride,
-                    (ep_u32)r.w.result_stride);
+        ep_give_row(r, a, given, position, at);
         ep_outlet_push(r, a.rings, ring);
     }
     ep_outlet_close(r, a.rings, ring);
@@ -63,6 +85,11 @@ EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRo
 /* Whether rank, of this node, has rows of source, which it must give back: the same answer at both ends of a ring. */
 EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
     return rank != ep_gate(r, source) && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
+}
+
+/* Whether a role gives rows back: this rank offered none, and has some. */
+EP_DEV bool ep_returns(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role) {
+    return role.duty == EP_DUTY_RETURNER && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) && ep_gives_back(r, a, role.peer, r.me);
 }
 
 EP_DEV EpTokens ep_own_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources) {
@@ -246,87 +273,17 @@ EP_DEV void ep_routes_close(const EpRank& r, EpRoute* routes) {
         if (routes[rank].through_ring) ep_inlet_close(r, routes[rank].ring);
 }
 
-/* Sums tokens begin .. end, ascending; `to` takes the sums. While rows of one are added those of the next are found and on their way. What is found is held
-   in no wait for others: when rows are late, the warp adds all it has before it waits. */
-template <int columns, class To>
-EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpTokens& t, const EpDesk& desk, ep_u32 begin,
-                          ep_u32 end, To& to, ep_u64 began) {
-    const ep_u32 bytes = (ep_u32)r.w.result_stride;
-    ep_u32 next = begin, found = 0, summed = 0; /* tokens */
-    ep_u32 asked = 0, taken = 0;          /* parts */
-    EpPart asks = ep_no_part(bytes), adds = asks;
-    EpSums<columns> sums;
-    EpUnit own[columns];
-    bool late = false;
-    for (;;) {
-        while (asked - taken < desk.depth) {
-            if (asks.at >= bytes) {
-                if (found - summed == EP_TOKENS_AHEAD || (late && found != summed)) break;
-                next = ep_next_token(t, desk, to, next, end);
-                if (next >= end) break;
-                late = ep_rows_are_late(r, a, t, desk, next);
-                if (late) {
-                    if (found != summed) break;
-                    ep_before_wait(r, to);
-                    if (!ep_await_due(r, a, t, desk, next, began)) return false;
-                    /* All begins anew, so that nothing is kept in registers over the wait. */
-                    found = summed = asked = taken = 0;
-                    asks = adds = ep_no_part(bytes);
-                    ep_sums_clear(sums);
-                    continue;
-                }
-                asks.of = ep_find_rows(r, a, sources, t, desk, ep_found(desk, found), next);
-                if (ep_warp_lane() == 0) desk.tokens[found % EP_TOKENS_AHEAD] = asks.of;
-                ep_fetch_heads(r, desk, found, asks.of.count, ep_wants_weights(a, to));
-                asks.row = asks.at = 0;
-                late = false;
-                ++found;
-                ++next;
-            }
-            ep_fetch_part<columns>(desk, found - 1, asks, bytes, asked++);
-            ep_next_part<columns>(asks);
-        }
-        if (asked == taken) return true;
-        ep_await_part(asked - taken);
-        if (adds.at >= bytes) {
-            ep_warp_meet();
-            adds.of = desk.tokens[summed % EP_TOKENS_AHEAD];
-            if (ep_one_node(r)) adds.of.own = adds.of.below = 0;
-            adds.row = adds.at = 0;
-            ep_sums_clear(sums);
-            if (!ep_check_rows(r, ep_found(desk, summed), adds.of)) return false;
-            if (!ep_begin_sum(r, a, to, desk, adds.of.token, began)) return false;
-            if (ep_wants_weights(a, to))
-#pragma unroll 1
-                for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32)
-                    ep_put_weight(r, a, to, adds.of.token, k, ep_add_weights(r, desk, summed, adds.of, k));
-        }
-        const ep_u32 at = adds.at + ep_warp_lane() * 16;
-        const EpPart added = adds;
-        ep_add_part<columns>(desk, added, taken++, sums, own, [&](EpSums<columns>& into) { ep_start_sum(a, to, added.of.token, at, bytes, into); });
-        ep_next_part<columns>(adds);
-        if (adds.row != 0) continue;
-#pragma unroll
-        for (int i = 0; i < columns; ++i)
-            if (at + i * 512 < bytes) ep_put_sum(r, a, to, added.of.token, at + i * 512, ep_sum_round(sums.of[i]));
-        if (adds.at < bytes) continue;
-        ep_end_sum(r, to);
-        ep_routes_pop(r, a, desk, ep_found(desk, summed), adds.of.count);
-        ++summed;
-    }
-}
-
 /* Where a reducer's sums go: to the user, who may give a bias. */
-struct EpToUser {};
+struct EpToUser {
+    ep_u32 none; /* an empty struct in another one is copied byte by byte, through local memory */
+};
 
 EP_DEV ep_u32 ep_next_token(EpTokens& t, const EpDesk& desk, const EpToUser&, ep_u32 token, ep_u32 end) {
     ep_hold(t, desk, token, end);
     return token;
 }
-EP_DEV void ep_before_wait(const EpRank&, EpToUser&) {}
 EP_DEV bool ep_wants_weights(const EpCombineRingArgs& a, const EpToUser&) { return a.combine.weights != 0; }
-EP_DEV bool ep_begin_sum(const EpRank&, const EpCombineRingArgs&, EpToUser&, const EpDesk&, ep_u32, ep_u64) { return true; }
-EP_DEV void ep_put_weight(const EpRank& r, const EpCombineRingArgs& a, const EpToUser&, ep_u32 token, ep_u32 k, float weight) {
+EP_DEV void ep_put_weight(const EpRank& r, const EpCombineRingArgs& a, const EpToUser&, EpAt, ep_u32 token, ep_u32 k, float weight) {
     ((float*)a.combine.weights)[(ep_u64)token * r.w.topk + k] = weight;
 }
 template <int columns>
@@ -340,26 +297,100 @@ EP_DEV void ep_start_sum(const EpCombineRingArgs& a, const EpToUser&, ep_u32 tok
         if (c.bias[1]) ep_sum_add(sums.of[i], ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + to));
     }
 }
-EP_DEV void ep_put_sum(const EpRank&, const EpCombineRingArgs& a, const EpToUser&, ep_u32 token, ep_u32 at, const EpUnit& sum) {
+EP_DEV void ep_put_sum(const EpRank&, const EpCombineRingArgs& a, const EpToUser&, EpAt, ep_u32 token, ep_u32 at, const EpUnit& sum) {
     ep_st16((ep_u8*)a.combine.out + token * a.combine.out_stride + at, sum);
 }
-EP_DEV void ep_end_sum(const EpRank&, EpToUser&) {}
+
+/* Before a reducer sums: its rings are open. */
+EP_DEV bool ep_begin_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, const EpDesk& desk, ep_u32 channel,
+                            ep_u64 began) {
+    /* Where some rows come through rings, pulled ones are taken when all pieces are there. */
+    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)
+        if (sources[rank].rows > 0 && sources[rank].piece > 0)
+            if (ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began) == 0) return false;
+    return ep_open_rings(r, a, sources, t, desk.routes, channel, began);
+}
+
+#ifndef EP_FAR_H
+/* Sums tokens begin .. end, ascending. While rows of one are added those of the next are found and on their way. What is found is held
+   in no wait for others: when rows are late, the warp adds all it has before it waits. */
+template <int columns>
+EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpTokens& t, const EpDesk& desk, ep_u32 begin,
+                          ep_u32 end, ep_u64 began) {
+    const ep_u32 bytes = (ep_u32)r.w.result_stride;
+    ep_u32 next = begin, found = 0, summed = 0; /* tokens */
+    ep_u32 asked = 0, taken = 0;          /* parts */
+    EpPart asks = ep_no_part(bytes), adds = asks;
+    EpSums<columns> sums;
+    EpUnit own[columns];
+    const EpToUser to{};
+    bool late = false;
+    for (;;) {
+        while (asked - taken < desk.depth) {
+            if (asks.at >= bytes) {
+                if (found - summed == EP_DESK_TOKENS || (late && found != summed)) break;
+                next = ep_next_token(t, desk, to, next, end);
+                if (next >= end) break;
+                late = ep_rows_are_late(r, a, t, desk, next);
+                if (late) {
+                    if (found != summed) break;
+                    if (!ep_await_due(r, a, t, desk, next, began)) return false;
+                    /* All begins anew, so that nothing is kept in registers over the wait. */
+                    found = summed = asked = taken = 0;
+                    asks = adds = ep_no_part(bytes);
+                    ep_sums_clear(sums);
+                    continue;
+                }
+                asks.of = ep_find_rows(r, a, sources, t, desk, ep_found(desk, found), next);
+                if (ep_warp_lane() == 0) desk.tokens[found % EP_DESK_TOKENS] = asks.of;
+                ep_fetch_heads(r, desk, found, asks.of.count, ep_wants_weights(a, to));
+                asks.row = asks.at = 0;
+                late = false;
+                ++found;
+                ++next;
+            }
+            ep_fetch_part<columns>(desk, found - 1, asks, bytes, asked++);
+            ep_next_part<columns>(asks);
+        }
+        if (asked == taken) return true;
+        ep_await_part(asked - taken);
+        if (adds.at >= bytes) {
+            ep_warp_meet();
+            adds.of = desk.tokens[summed % EP_DESK_TOKENS];
+            if (ep_one_node(r)) adds.of.own = adds.of.below = 0;
+            adds.row = adds.at = 0;
+            ep_sums_clear(sums);
+            if (!ep_check_rows(r, ep_found(desk, summed), adds.of)) return false;
+            if (ep_wants_weights(a, to))
+#pragma unroll 1
+                for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32)
+                    ep_put_weight(r, a, to, ep_nowhere(), adds.of.token, k, ep_add_weights(r, desk, summed, adds.of, k));
+        }
+        const ep_u32 at = adds.at + ep_warp_lane() * 16;
+        const EpPart added = adds;
+        ep_add_part<columns>(desk, added, taken++, sums, own, [&](EpSums<columns>& into) { ep_start_sum(a, to, added.of.token, at, bytes, into); });
+        ep_next_part<columns>(adds);
+        if (adds.row != 0) continue;
+#pragma unroll
+        for (int i = 0; i < columns; ++i)
+            if (at + i * 512 < bytes) ep_put_sum(r, a, to, ep_nowhere(), added.of.token, at + i * 512, ep_sum_round(sums.of[i]));
+        if (adds.at < bytes) continue;
+        ep_routes_pop(r, a, desk, ep_found(desk, summed), adds.of.count);
+        ++summed;
+    }
+}
 
 /* `columns`: of a row, that a lane sums at a time. */
 template <int columns>
 EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpDesk& desk, ep_u32 channel, ep_u64 began) {
-    /* Where some rows come through rings, pulled ones are taken when all pieces are there. */
-    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)
-        if (sources[rank].rows > 0 && sources[rank].piece > 0)
-            if (ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began) == 0) return;
     EpTokens tokens = ep_own_tokens(r, a, sources);
-    if (!ep_open_rings(r, a, sources, tokens, desk.routes, channel, began)) return;
+    if (!ep_begin_reduce(r, a, sources, tokens, desk, channel, began)) return;
     const ep_u32 count = a.combine.tokens, channels = a.rings.channels;
-    EpToUser to;
-    if (ep_sum_tokens<columns>(r, a, sources, tokens, desk, ep_channel_first(count, channels, channel), ep_channel_first(count, channels, channel + 1), to, began))
+    if (ep_sum_tokens<columns>(r, a, sources, tokens, desk, ep_channel_first(count, channels, channel), ep_channel_first(count, channels, channel + 1), began))
         ep_routes_close(r, desk.routes);
     ep_fetch_wait<0>();
 }
+#endif
 
 /* Ends a combine whose rows have all been read: says so, and waits until all that pull from here are done. By the last block. */
 EP_DEV void ep_end_combine(const EpRank& r, const EpCombineArgs& a, ep_u64 began) {

@@ -41,6 +41,20 @@ struct EpTokenRows {
 };
 static_assert(sizeof(EpTokenRows) == EP_TOKEN_ROWS_BYTES, "the host makes room for another EpTokenRows");
 
+/* Tokens that a desk has room for. */
+#ifdef EP_FAR_H
+#define EP_DESK_TOKENS EP_TEAM_TOKENS
+#else
+#define EP_DESK_TOKENS EP_TOKENS_AHEAD
+#endif
+
+/* What the leader of a team says of a token (ep_combine_team.h). */
+struct EpTeamWord {
+    EpAt slot; /* where the sum goes; or nowhere */
+    ep_u32 says, reserved;
+};
+static_assert(sizeof(EpTeamWord) == EP_TEAM_WORD_BYTES, "the host makes room for another EpTeamWord");
+
 /* Tokens whose rows a warp brings together: those of the own rank (a reducer) or those of a rank of another node (a gatherer). */
 struct EpTokens {
     ep_u32 source;           /* whose they are */
@@ -50,14 +64,18 @@ struct EpTokens {
     EpSource own;            /* where the rows of the own rank are */
 };
 
-/* What a warp that sums has in shared memory. */
+/* What a warp that sums has in shared memory; of a team's warps each has stages of its own, and all have the rest together. */
 struct EpDesk {
     ep_u8* stages;       /* [depth, columns, 512]: parts of rows */
-    EpFound* found;      /* [EP_TOKENS_AHEAD, most] */
-    EpTokenRows* tokens; /* [EP_TOKENS_AHEAD] */
+    EpFound* found;      /* [EP_DESK_TOKENS, most] */
+    EpTokenRows* tokens; /* [EP_DESK_TOKENS] */
+#ifdef EP_FAR_H
+    EpTeamWord* words;   /* [EP_DESK_TOKENS] */
+    ep_u8* lead;         /* EP_LEAD_BYTES */
+#endif
     EpRoute* routes;     /* [ranks] */
     ep_i32* positions;   /* [EP_TOKENS_HELD, ranks] */
-    float* weights;      /* [EP_TOKENS_AHEAD, most, topk] */
+    float* weights;      /* [EP_DESK_TOKENS, most, topk] */
     ep_u32 most;         /* rows of a token */
     ep_u32 topk;
     ep_u32 depth;        /* parts on their way: 2, 4 or 8 */
@@ -66,20 +84,33 @@ struct EpDesk {
 /* Rows that a token has at most: one of each rank of the node, and a sum of each other node. */
 EP_DEV ep_u32 ep_most_rows(const EpRank& r) { return r.w.ranks_per_node + r.w.ranks / r.w.ranks_per_node - 1; }
 
-/* Bytes of a desk, as the host counts them, for parts of `part` bytes. */
-EP_DEV ep_u32 ep_desk_bytes(const EpRank& r, ep_u32 depth, ep_u32 part) {
-    const ep_u32 of_rows = ep_most_rows(r) * (EP_FOUND_BYTES + r.w.topk * 4) + EP_TOKEN_ROWS_BYTES;
-    return (depth * part + EP_TOKENS_AHEAD * of_rows + r.w.ranks * (EP_ROUTE_BYTES + EP_TOKENS_HELD * 4) + 15) / 16 * 16;
+/* Bytes of a desk of so many warps, as the host counts them, for parts of `part` bytes. */
+EP_DEV ep_u32 ep_desk_bytes(const EpRank& r, ep_u32 depth, ep_u32 part, ep_u32 warps = 1) {
+    ep_u32 of_token = ep_most_rows(r) * (EP_FOUND_BYTES + r.w.topk * 4) + EP_TOKEN_ROWS_BYTES;
+#ifdef EP_FAR_H
+    of_token += EP_TEAM_WORD_BYTES;
+    const ep_u32 lead = EP_LEAD_BYTES;
+#else
+    const ep_u32 lead = 0;
+#endif
+    return (warps * depth * part + lead + EP_DESK_TOKENS * of_token + r.w.ranks * (EP_ROUTE_BYTES + EP_TOKENS_HELD * 4) + 15) / 16 * 16;
 }
-EP_DEV EpDesk ep_desk(const EpRank& r, ep_u8* memory, ep_u32 depth, ep_u32 part) {
+/* The desk of the `member`-th of so many warps. */
+EP_DEV EpDesk ep_desk(const EpRank& r, ep_u8* memory, ep_u32 depth, ep_u32 part, ep_u32 warps = 1, ep_u32 member = 0) {
     EpDesk desk;
     desk.most = ep_most_rows(r);
     desk.topk = r.w.topk;
     desk.depth = depth;
-    desk.stages = memory;
-    desk.found = (EpFound*)(memory + depth * part);
-    desk.tokens = (EpTokenRows*)(desk.found + EP_TOKENS_AHEAD * desk.most);
-    desk.routes = (EpRoute*)(desk.tokens + EP_TOKENS_AHEAD);
+    desk.stages = memory + member * depth * part;
+    desk.found = (EpFound*)(memory + warps * depth * part);
+    desk.tokens = (EpTokenRows*)(desk.found + EP_DESK_TOKENS * desk.most);
+#ifdef EP_FAR_H
+    desk.words = (EpTeamWord*)(desk.tokens + EP_DESK_TOKENS);
+    desk.lead = (ep_u8*)(desk.words + EP_DESK_TOKENS);
+    desk.routes = (EpRoute*)(desk.lead + EP_LEAD_BYTES);
+#else
+    desk.routes = (EpRoute*)(desk.tokens + EP_DESK_TOKENS);
+#endif
     desk.positions = (ep_i32*)((ep_u8*)desk.routes + r.w.ranks * EP_ROUTE_BYTES);
     desk.weights = (float*)(desk.positions + EP_TOKENS_HELD * r.w.ranks);
     return desk;
@@ -108,8 +139,8 @@ EP_DEV void ep_hold(EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u32 end) {
 EP_DEV const ep_i32* ep_held(const EpTokens& t, const EpDesk& desk, ep_u32 token) { return desk.positions + token % EP_TOKENS_HELD * t.step; }
 
 /* The rows of the n-th token, ever. */
-EP_DEV EpFound* ep_found(const EpDesk& desk, ep_u32 n) { return desk.found + n % EP_TOKENS_AHEAD * desk.most; }
-EP_DEV float* ep_weights(const EpDesk& desk, ep_u32 n) { return desk.weights + n % EP_TOKENS_AHEAD * desk.most * desk.topk; }
+EP_DEV EpFound* ep_found(const EpDesk& desk, ep_u32 n) { return desk.found + n % EP_DESK_TOKENS * desk.most; }
+EP_DEV float* ep_weights(const EpDesk& desk, ep_u32 n) { return desk.weights + n % EP_DESK_TOKENS * desk.most * desk.topk; }
 
 /* Where a warp is in the parts of tokens' rows: a part of all rows, then the next part. */
 struct EpPart {
@@ -120,10 +151,11 @@ struct EpPart {
 
 EP_DEV EpPart ep_no_part(ep_u32 bytes) { return EpPart{{0, 0, 0, 0}, 0, bytes}; }
 
-template <int columns> EP_DEV void ep_next_part(EpPart& p) {
+/* The next part; from one of a row to the next it is `step` bytes. */
+template <int columns> EP_DEV void ep_next_part(EpPart& p, ep_u32 step = 512 * columns) {
     if (++p.row < p.of.count) return;
     p.row = 0;
-    p.at += 512 * columns;
+    p.at += step;
 }
 
 /* Fetches headers and weights of the n-th token's rows, as a part of the next fetch that ends. A lane fetches what it looks at. */

@@ -115,17 +115,30 @@ EP_DEV void ep_outlet_plant(const EpRank& r, const EpOutlet& o) {
 #endif
 }
 
-/* The next slot of the staging memory, once it may be written. */
-EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at) {
+/* The next slot of the staging memory, or one behind `ahead` that are being filled, once it may be written. */
+EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at, ep_u32 ahead = 0) {
     const ep_u32 depth = ep_staging_slots(r.w, rings, o.track);
-    const ep_u32 before = (ep_u32)(o.ring.tail - o.ring.origin);
-    const ep_u64 frees = before < depth ? 0 : o.ring.tail + 1 - depth;
+    const ep_u32 before = (ep_u32)(o.ring.tail - o.ring.origin) + ahead;
+    const ep_u64 frees = before < depth ? 0 : o.ring.tail + ahead + 1 - depth;
     /* What is not put is never freed. */
     if (frees > o.ring.published) ep_outlet_publish(r, rings, o);
     const bool free = ep_warp_lane() != 0 || ep_planted(r, EP_PLANT_STAGING_NOT_FLUSHED) ||
                       ep_staged_flush(r, o.staged, frees, o.peer, o.track);
     *at = ep_at(r, r.me, ep_staging_slot(r.w, rings, o.peer, o.track, before % depth));
     return ep_warp_shuffle(free, 0);
+}
+
+/* Whether a ring between nodes has room for a row behind `ahead` that are being filled, and its staging memory too, once it is flushed; by a look, not by a wait. */
+EP_DEV bool ep_outlet_has_room(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u32 ahead) {
+    if (ahead >= ep_staging_slots(r.w, rings, o.track)) return false;
+    if (o.ring.tail + ahead - o.ring.head < rings.slots) return true;
+    if (ep_warp_lane() == 0) {
+        const ep_u64 head = ep_peek(r, o.peer, ep_lane_credit(o.track), EP_COUNTER_HEAD);
+        /* What cannot be is left to who waits. */
+        if (head > o.ring.head && ep_producer_saw(o.ring, head)) ep_event(r, EP_EVENT_SAW_HEAD, o.peer, o.track, head, ep_op(r));
+    }
+    o.ring.head = ep_warp_shuffle(o.ring.head, 0);
+    return o.ring.tail + ahead - o.ring.head < rings.slots;
 }
 
 /* Where the next row goes; false when there will be no room. */

@@ -247,6 +247,8 @@ c_enum! {
         WholeHeads = 38,
         /// Outboxes: a combine counts on senders that fill all slots before they wait for its credit.
         AllSlotsFilled = 39,
+        /// Between nodes: a token's slots are given back, and its sum is published, before all warps of the team are done with it.
+        ClosedEarly = 40,
     }
 }
 

@@ -357,6 +357,10 @@ c_struct! {
         pub(crate) depth: u32,
         /// Between nodes: as of EpDispatchRingArgs, of the dispatch.
         pub(crate) fanout: u64,
+        /// Between nodes: warps that play a role together, 1 or more.
+        pub(crate) team: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 

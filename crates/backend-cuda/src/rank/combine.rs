@@ -5,10 +5,9 @@ use ep_core::layout::{Kind, NO_BASE};
 use ep_core::port::Duty;
 
 use super::desk::Desk;
+use super::teams::Teams;
 use super::{Call, RankDevice};
-use crate::args::{
-    self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, SOURCE_BYTES, SumShape,
-};
+use crate::args::{self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, SOURCE_BYTES, SumShape};
 use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 
@@ -34,8 +33,6 @@ const CHUNK: u32 = 8 << 10;
 const LEAST_CHUNK: u32 = 6912;
 /// Parts that the reducer of rings has on their way beside them.
 const ONE_DEPTH: u32 = 2;
-/// Warps of a block that combines rings, at least: with fewer it is no faster.
-const LEAST_RING_WARPS: u32 = 4;
 /// Bytes of one that goes through registers.
 const LOADED_CHUNK: u32 = 16 << 10;
 
@@ -115,7 +112,7 @@ impl RankDevice {
         }
         // A rank alone has no peers that pull.
         let (copies, ranks, w) = (copies && self.ranks() > 1, self.ranks(), &self.view.w);
-        let desk = Desk::new(ranks, 1, w.topk).bytes(ONE_DEPTH, 1);
+        let desk = Desk::new(ranks, 1, w.topk).bytes(ONE_DEPTH, 1, 1);
         let shape = if self.kernels.copies_in_bulk {
             let memory = self.stream.device().shared_memory();
             Shape::of_bulk(self.blocks, w.result_stride as u32, (ranks, desk), copies, memory)
@@ -158,16 +155,15 @@ impl RankDevice {
         let (roles, role_count) = self.roles.of(Kind::Combine, args.rings.channels);
         let (w, sources) = (&self.view.w, self.ranks() * SOURCE_BYTES);
         let room = self.stream.device().shared_memory().saturating_sub(sources);
-        // A warp's instructions bound it, so they are spread over all multiprocessors that there are.
-        let warps = role_count.div_ceil(self.blocks).clamp(LEAST_RING_WARPS, RING_WARPS);
-        let (depth, desk) = Desk::new(self.ranks(), w.nodes, w.topk).fitting(warps, room);
+        let teams = Teams::new(role_count, self.blocks, w.nodes);
+        let (depth, desk) = Desk::new(self.ranks(), w.nodes, w.topk).fitting(teams.roles, teams.warps, room);
         let shape = Launch {
-            blocks: role_count.div_ceil(warps),
-            threads: 32 * warps,
-            shared_memory: sources + warps * desk,
+            blocks: role_count.div_ceil(teams.roles),
+            threads: 32 * teams.roles * teams.warps,
+            shared_memory: sources + teams.roles * desk,
             mode: Mode::Cooperative,
         };
-        let args = &args::CombineRing { roles, role_count, depth, ..*args };
+        let args = &args::CombineRing { roles, role_count, depth, team: teams.warps, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
         unsafe { self.launch(self.kernels.combine_ring, shape, call, args) }
     }
@@ -183,14 +179,14 @@ mod tests {
         for (memory, copies) in memories.into_iter().flat_map(|memory| [(memory, false), (memory, true)]) {
             for (bytes, ranks) in [(16, 1), (272, 8), (14336, 2), (14336, 3), (14336, 8), (14336, 72), (131_072, 8)] {
                 for blocks in [1, 8, 24, 48, 132] {
-                    let desk = Desk::new(ranks, 1, 8).bytes(ONE_DEPTH, 1);
+                    let desk = Desk::new(ranks, 1, 8).bytes(ONE_DEPTH, 1, 1);
                     let shape = Shape::of_bulk(blocks, bytes, (ranks, desk), copies, memory);
                     assert!(shape.shared_memory + 256 <= memory, "{bytes} {ranks} {blocks} {memory}: {shape:?}");
                     assert!(shape.pulling + shape.copiers <= COMBINE_BULK_WARPS && (shape.copiers > 1) == copies);
                 }
             }
         }
-        let desk = Desk::new(2, 1, 8).bytes(ONE_DEPTH, 1);
+        let desk = Desk::new(2, 1, 8).bytes(ONE_DEPTH, 1, 1);
         let shape = Shape::of_loads(8, 8, (2, desk), true);
         assert_eq!((shape.pulling, shape.copiers), (COMBINE_WARPS - COPIERS, COPIERS));
     }
@@ -198,7 +194,7 @@ mod tests {
     /// Of the shape that is measured, two ranks: with few blocks as many warps as fit, with many no more than the links serve.
     #[test]
     fn few_blocks_have_many_warps_that_pull() {
-        let desk = Desk::new(2, 1, 8).bytes(ONE_DEPTH, 1);
+        let desk = Desk::new(2, 1, 8).bytes(ONE_DEPTH, 1, 1);
         let shape = |blocks| Shape::of_bulk(blocks, 14336, (2, desk), true, 226 << 10);
         assert_eq!([8, 16, 24, 48].map(|blocks| shape(blocks).pulling), [17, 17, 12, 6]);
         assert!(Shape::of_bulk(24, 14336, (2, desk), true, 98 << 10).pulling > 4);

@@ -43,7 +43,7 @@ const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 /// Pieces and windows that differ between ranks.
 const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
-pub(crate) const FAULTS: [Fault; 34] = [
+pub(crate) const FAULTS: [Fault; 35] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -55,6 +55,7 @@ pub(crate) const FAULTS: [Fault; 34] = [
     fault(Plant::PlacedEarly, BETWEEN, &["operation of a row"]),
     fault(Plant::ForwardedEarly, BETWEEN, &["operation of a row"]),
     fault(Plant::ForwardedOffByOne, BETWEEN, &["position of a row"]),
+    fault(Plant::ClosedEarly, BETWEEN, &["combined_x"]),
     fault(
         Plant::NotWaitingForPulls,
         "memory_output_is_the_callers_again_when_combine_returns",

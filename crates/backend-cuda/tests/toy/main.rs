@@ -192,8 +192,8 @@ fn text_that_breaks_the_contract_is_found() {
 /// are of this operation: who empties them may wait for the late ones.
 #[test]
 fn returners_that_begin_late_close_no_circle() {
-    let begins = "    EpOutlet ring;\n    EpAt at;\n    if (!ep_outlet_open(r, ring, gate, role.track, began)";
-    let late = "    if (source == 0 && r.me == 1 + channel)\n        \
+    let begins = "    EpAt at;\n    if (!ep_outlet_open(r, ring, gate, role.track, began)";
+    let late = "    if (role.peer == 0 && r.me == 1 + role.channel)\n        \
                 for (const ep_u64 until = ep_now() + 300000000ull; ep_now() < until;) ep_nap(1000);\n";
     let delayed = [late, begins].concat().leak();
     let Some(program) = Program::new(Checks::Off, Nodes::One, Some(("ep_combine_ring.h", begins, delayed))) else {

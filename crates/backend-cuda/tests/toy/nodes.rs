@@ -96,6 +96,7 @@ fn planted_faults_of_the_far_hop_are_found() {
         Plant::WrongGate,
         Plant::MaskOfAnotherNode,
         Plant::PartialNotRounded,
+        Plant::ClosedEarly,
     ];
     for plant in plants.into_iter().step_by(share(1, 2)) {
         let planted = |job: &mut Job| (job.plant, job.allowed) = (plant as u32, 4_000_000_000);
@@ -106,7 +107,7 @@ fn planted_faults_of_the_far_hop_are_found() {
 }
 
 /// Changes of the text that break a rule between nodes.
-const MUTATIONS: [(&str, Mutation); 4] = [
+const MUTATIONS: [(&str, Mutation); 5] = [
     (
         "F3: a run is put by a lane that has not met the others",
         (
@@ -125,7 +126,16 @@ const MUTATIONS: [(&str, Mutation); 4] = [
     ),
     (
         "a part of a row is added before it has come",
-        ("ep_combine_ring.h", "        ep_await_part(asked - taken);\n", ""),
+        ("ep_combine_team.h", "                ep_await_oldest(asked - taken);\n", ""),
+    ),
+    (
+        "F9: the last rows of a stretch are given back by a leader that has not met its team",
+        (
+            "ep_combine_team.h",
+            "                ep_team_meet(team.number, team.warps);\n",
+            "                if (open) ep_team_meet(team.number, team.warps);\n                \
+             for (ep_u32 i = 0; i < 200 && !open && !leads; ++i) ep_nap(1000);\n",
+        ),
     ),
 ];
 

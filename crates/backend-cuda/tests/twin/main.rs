@@ -100,11 +100,12 @@ const STAGED: [&str; 8] = [
 
 /// Planted faults that every run plants: of rings, of counts and positions, between nodes, of sums, of rows by expert, of units. The others are left to
 /// a thorough run.
-const ALWAYS: [Plant; 8] = [
+const ALWAYS: [Plant; 9] = [
     Plant::TailBeforeData,
     Plant::CreditEarly,
     Plant::PositionOffByOne,
     Plant::ForwardedEarly,
+    Plant::ClosedEarly,
     Plant::RoundedTooEarly,
     Plant::ShareEarly,
     Plant::FoldDescending,

@@ -256,6 +256,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.role_count = round.combine_roles;
     a.fanout = address(p.fanout);
     a.depth = rank.view.me % 2 ? 2 : 8;
+    a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 2) % 4 : 1;
     return a;
 }
 
@@ -281,9 +282,10 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
                [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
         launch(1, 1, 0, [&] { ep_offer_none_kernel(r, combine); });
-        const std::size_t pool = w.ranks * EP_SOURCE_BYTES + EP_RING_WARPS * ep_desk_bytes(r, combine.depth, EP_COLUMNS * 512);
-        launch(blocks(combine.role_count), EP_RING_WARPS, pool,
-               [&] { ep_combine_ring_kernel(r, combine); });
+        /* Teams of a block, as many as have room. */
+        const ep_u32 teams = combine.team == 1 ? EP_RING_WARPS : EP_TEAMS_WARPS / combine.team;
+        const std::size_t pool = w.ranks * EP_SOURCE_BYTES + teams * ep_desk_bytes(r, combine.depth, EP_COLUMNS * 512, combine.team);
+        launch((combine.role_count + teams - 1) / teams, teams * combine.team, pool, [&] { ep_combine_ring_kernel(r, combine); });
     }
 }
 
