@@ -3,7 +3,7 @@
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Error, Layout, Nanos, OutboxUse, Placement, Settings, Topology};
 
-use super::whole::{self, WholeTimes};
+use super::whole::{self, Calls, WholeTimes};
 use super::{Plan, route};
 use crate::rank::layout_of;
 use crate::{Builder, Cluster, memory};
@@ -13,7 +13,9 @@ use crate::{Builder, Cluster, memory};
 pub struct NodesCut {
     /// Nodes, each with the same number of the plan's ranks.
     pub nodes: u32,
-    /// Multiprocessors of a rank.
+    /// Whether calls of low latency are measured, by source. Rows land in its slots then, and `placement`, `channels` and `slots` are of no account.
+    pub low_latency: bool,
+    /// Multiprocessors of a rank, of throughput mode.
     pub blocks: u32,
     /// Where rows land.
     pub placement: Placement,
@@ -53,7 +55,8 @@ impl NodesCut {
     pub fn settings(&self, plan: &Plan) -> Result<Settings, Error> {
         let (shape, topology) = (plan.shape()?, self.topology(plan)?);
         let builder = Cluster::settings(&shape, &topology, Some(self.blocks));
-        let mut builder = builder.placement(self.placement).deadline(Nanos::from_secs(10));
+        let builder = builder.placement(self.placement).deadline(Nanos::from_secs(10));
+        let mut builder = builder.low_latency(self.low_latency).low_latency_per_choice(false);
         for (number, set) in [
             (self.channels, SettingsBuilder::channels as fn(SettingsBuilder, u32) -> SettingsBuilder),
             (self.slots, SettingsBuilder::slots),
@@ -87,20 +90,28 @@ pub fn run_nodes(
 ) -> Result<NodesTimes, Error> {
     let topology = cut.topology(plan)?;
     let cluster = over(Cluster::builder(topology).settings(cut.settings(plan)?).multiprocessors(cut.blocks))?;
-    let WholeTimes { window, dispatch, combine, wrong } =
-        whole::measure(plan, cluster.build(plan.shape()?)?, OutboxUse::USUAL)?;
+    let calls = if cut.low_latency { Calls::LowLatency } else { Calls::Throughput(OutboxUse::USUAL) };
+    let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster.build(plan.shape()?)?, calls)?;
     let shape = plan.shape()?;
-    let rows = far_rows(plan, cut.nodes);
+    let rows = far_rows(plan, cut.nodes, cut.low_latency);
     let far_bytes = [shape.row_bytes(), shape.result_bytes()].map(|row| rows * row);
     Ok(NodesTimes { window, dispatch, combine, far_bytes, wrong })
 }
 
-/// Rows that leave for other nodes, or come from there, at the rank with most of them: a token's crosses once to each node.
-fn far_rows(plan: &Plan, nodes: u32) -> u64 {
+/// Rows that leave for other nodes, or come from there, at the rank with most of them: a token's crosses once to each node; in low latency, which is a
+/// full mesh, to each rank.
+fn far_rows(plan: &Plan, nodes: u32, mesh: bool) -> u64 {
     let (ranks, width) = (plan.ranks, plan.ranks / nodes);
     let (mut out, mut into) = (vec![0; ranks as usize], vec![0; ranks as usize]);
     for rank in 0..ranks {
         for choices in route(plan, rank).chunks(plan.topk as usize) {
+            if mesh {
+                for other in plan.groups(choices, 1).into_iter().filter(|&other| other / width != rank / width) {
+                    out[rank as usize] += 1;
+                    into[other as usize] += 1;
+                }
+                continue;
+            }
             for node in plan.groups(choices, width).into_iter().filter(|&node| node != rank / width) {
                 out[rank as usize] += 1;
                 into[(node * width + rank % width) as usize] += 1;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use ep_core::{Error, Nanos, OutboxUse, Placement, Settings, Topology};
 
 use super::Plan;
-use super::whole::{self, WholeTimes};
+use super::whole::{self, Calls, WholeTimes};
 use crate::Cluster;
 
 /// How outboxes are cut, what calls use of them, and the multiprocessors that serve them.
@@ -53,7 +53,7 @@ fn of_cut(plan: &Plan, cut: Outboxes) -> Result<PulledTimes, Error> {
         .deadline(Nanos::from_secs(2))
         .build()?;
     let cluster = Cluster::builder(topology).settings(settings).multiprocessors(cut.blocks).build(shape)?;
-    let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster, cut.used)?;
+    let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster, Calls::Throughput(cut.used))?;
     Ok(PulledTimes { window, dispatch, combine, wrong })
 }
 

@@ -1,14 +1,15 @@
-//! Whole calls of throughput mode by device events: a cached dispatch, and a combine of what came.
+//! Whole calls by device events: a dispatch, cached in throughput mode, and a combine of what came.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use ep_core::engine::{Combine, Routing};
-use ep_core::{Element, Endpoint as _, Error, OutboxUse};
+use ep_core::engine::low_latency::{LowOrder, LowRouting, LowRoutingOf};
+use ep_core::engine::{Combine, Handle, Routing};
+use ep_core::{Element, Endpoint as _, Error, LowLatency as _, OutboxUse};
 
 use super::{Gate, PAUSE, Plan, fill, median, route};
 use crate::build::Source;
-use crate::{Cluster, CudaEndpoint};
+use crate::{Cluster, CudaEndpoint, LowHandle, Rows};
 
 /// Calls before those that are measured.
 const WARM_UP: usize = 5;
@@ -54,10 +55,19 @@ impl Gate for Together {
     }
 }
 
-/// Measures on all ranks of a cluster calls that use their outboxes like that, where they have some.
-pub(super) fn measure(plan: &Plan, cluster: Cluster, outbox: OutboxUse) -> Result<WholeTimes, Error> {
+/// Which calls are measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Calls {
+    /// Of throughput mode, which use their outboxes like that, where they have some.
+    Throughput(OutboxUse),
+    /// Of low latency, by source.
+    LowLatency,
+}
+
+/// Measures calls on all ranks of a cluster.
+pub(super) fn measure(plan: &Plan, cluster: Cluster, calls: Calls) -> Result<WholeTimes, Error> {
     let gate = &Together { ranks: plan.ranks, passed: Mutex::default(), all: Condvar::new() };
-    let told = cluster.run(async |ep| of_rank(plan, ep, outbox, gate).await)?;
+    let told = cluster.run(async |ep| of_rank(plan, ep, calls, gate).await)?;
     // Who failed by itself says more than who waited for it.
     let (times, mut errors): (Vec<_>, Vec<_>) = told.into_iter().partition(Result::is_ok);
     errors.sort_by_key(|told| matches!(told, Err(Error::Broken { .. })));
@@ -72,21 +82,28 @@ pub(super) fn measure(plan: &Plan, cluster: Cluster, outbox: OutboxUse) -> Resul
     })
 }
 
-async fn of_rank(plan: &Plan, mut ep: CudaEndpoint, outbox: OutboxUse, gate: &Together) -> Result<WholeTimes, Error> {
+async fn of_rank(plan: &Plan, mut ep: CudaEndpoint, calls: Calls, gate: &Together) -> Result<WholeTimes, Error> {
     ep.device().prepare(&[Source::Meet])?;
     let me = ep.rank().0;
-    let row_bytes = ep.shape().row_bytes() as usize;
-    let sent = match plan.element {
-        Element::Bf16 => fill(plan, me, row_bytes),
-        _ => vec![0; plan.tokens as usize * row_bytes],
-    };
+    let coded = plan.element != Element::Bf16 && matches!(calls, Calls::Throughput(_));
+    let row_bytes = if coded { ep.shape().row_bytes() } else { ep.shape().result_bytes() } as usize;
+    let sent = if coded { vec![0; plan.tokens as usize * row_bytes] } else { fill(plan, me, row_bytes) };
     let x = ep.rows(&sent, plan.tokens)?;
     let chosen = route(plan, me);
-    let routing = Routing::TopK { topk_idx: ep.array(&chosen)?, topk_weights: None };
+    let topk_idx = ep.array(&chosen)?;
     gate.pass()?;
-    let handle = ep.dispatch(&x, &routing).await?.handle;
-    let result = vec![0; handle.rows() as usize * ep.shape().result_bytes() as usize];
-    let zeros = ep.rows(&result, handle.rows())?;
+    let made = match calls {
+        Calls::Throughput(outbox) => {
+            let handle = ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await?.handle;
+            let rows = handle.rows();
+            Made::Throughput(handle, outbox, zeros(&mut ep, rows)?)
+        }
+        Calls::LowLatency => {
+            let routing = LowRouting { order: LowOrder::BySource, ..LowRouting::new(topk_idx, None) };
+            let rows = LowOrder::BySource.rows(ep.layout())?;
+            Made::LowLatency(routing, zeros(&mut ep, rows)?)
+        }
+    };
     let (mut dispatches, mut combines, mut wrong) = (Vec::new(), Vec::new(), 0);
     for turn in 0..u64::from(plan.repetitions) + WARM_UP as u64 {
         let meet = |ep: &CudaEndpoint, number| {
@@ -96,23 +113,62 @@ async fn of_rank(plan: &Plan, mut ep: CudaEndpoint, outbox: OutboxUse, gate: &To
             Ok::<_, Error>(ep.stream().record(true)?)
         };
         let began = meet(&ep, 2 * turn + 1)?;
-        let got = ep.redispatch_with(&x, &handle, outbox).await?;
+        let came = made.dispatch(&mut ep, &x).await?;
         let ended = ep.stream().record(true)?;
         ep.stream().synchronize()?;
         dispatches.push(ended.since(&began)?);
-        let y = if plan.element == Element::Bf16 { &got.x } else { &zeros };
         let began = meet(&ep, 2 * turn + 2)?;
-        let sums = ep.combine(y, &handle, Combine { outbox, ..Combine::default() }).await?;
+        let sums = made.combine(&mut ep, &came, plan.element == Element::Bf16).await?;
         let ended = ep.stream().record(true)?;
         ep.stream().synchronize()?;
         combines.push(ended.since(&began)?);
         if plan.element == Element::Bf16 && turn == 0 {
-            wrong = differences(plan, &chosen, &sent, &ep.bytes(&sums.x)?);
+            wrong = differences(plan, &chosen, &sent, &ep.bytes(&sums)?);
         }
     }
     let window = ep.layout().window_bytes();
     let [dispatch, combine] = [dispatches, combines].map(|mut times| median(times.split_off(WARM_UP)));
     Ok(WholeTimes { window, dispatch, combine, wrong })
+}
+
+/// Results of nothing, for rows that are no bf16.
+fn zeros(ep: &mut CudaEndpoint, rows: u32) -> Result<Rows, Error> {
+    ep.rows(&vec![0; rows as usize * ep.shape().result_bytes() as usize], rows)
+}
+
+/// What calls are made by.
+enum Made {
+    Throughput(Handle, OutboxUse, Rows),
+    LowLatency(LowRoutingOf<CudaEndpoint>, Rows),
+}
+
+/// What a dispatch brought: rows, and the handle of low latency.
+struct Came(Rows, Option<LowHandle>);
+
+impl Made {
+    async fn dispatch(&self, ep: &mut CudaEndpoint, x: &Rows) -> Result<Came, Error> {
+        Ok(match self {
+            Self::Throughput(handle, outbox, _) => Came(ep.redispatch_with(x, handle, *outbox).await?.x, None),
+            Self::LowLatency(routing, _) => {
+                let got = ep.low_latency_dispatch(x, routing).await?;
+                Came(got.x, Some(got.handle))
+            }
+        })
+    }
+
+    /// Of what came, if it is bf16.
+    async fn combine(&self, ep: &mut CudaEndpoint, Came(rows, low): &Came, plain: bool) -> Result<Rows, Error> {
+        let (Self::Throughput(_, _, zeros) | Self::LowLatency(_, zeros)) = self;
+        let y = if plain { rows } else { zeros };
+        match (self, low) {
+            (Self::LowLatency(..), Some(handle)) => Ok(ep.low_latency_combine(y, handle, None).await?.x),
+            (Self::LowLatency(..), None) => Err(Error::invalid("handle", "none", "that of a dispatch")),
+            (Self::Throughput(handle, outbox, _), _) => {
+                let options = Combine { outbox: *outbox, ..Combine::default() };
+                Ok(ep.combine(y, handle, options).await?.x)
+            }
+        }
+    }
 }
 
 /// Rows that went to k ranks and straight back are k times what they were.

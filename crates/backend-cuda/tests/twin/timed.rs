@@ -10,13 +10,15 @@ pub(crate) fn trial(absent: Option<&'static str>) -> Trial {
     Trial::test(name, measures).with_ignored_flag(absent.is_some())
 }
 
-/// Two nodes of one rank and of two, rows placed and not.
+/// Two nodes of one rank and of two, rows placed and not, and low latency.
 fn measures() -> Result<(), Failed> {
-    for (ranks, placement) in [(2, Placement::Ring), (4, Placement::Direct)] {
+    for (ranks, placement, low_latency) in
+        [(2, Placement::Ring, false), (4, Placement::Direct, false), (2, Placement::Ring, true)]
+    {
         let (tokens, hidden, topk, experts) = (20, 256, 2, 8);
         let (element, choice, repetitions) = (Element::Bf16, Choice::Any, 2);
         let plan = Plan { ranks, tokens, hidden, topk, experts, element, choice, repetitions };
-        let cut = NodesCut { nodes: 2, blocks: 2, placement, channels: Some(2), slots: None };
+        let cut = NodesCut { nodes: 2, low_latency, blocks: 2, placement, channels: Some(2), slots: None };
         let network = Loop::new().bytes_per_second(1_000_000_000)?;
         let times = run_nodes(&plan, &cut, |builder| Ok(builder.far(network)))?;
         let row = 2 * u64::from(hidden);

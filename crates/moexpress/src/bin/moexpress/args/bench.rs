@@ -29,7 +29,7 @@ pub(crate) struct BenchArgs {
     /// those of users are; rank 0 reports
     #[arg(long)]
     pub(crate) processes: bool,
-    /// With --backend cuda --mode throughput and --far: nodes that the ranks are dealt out to, which share this host's GPUs
+    /// With --backend cuda, a --mode and --far: nodes that the ranks are dealt out to, which share this host's GPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) nodes: u32,
     #[command(flatten)]
@@ -154,9 +154,15 @@ impl BenchArgs {
                 &format!("one that heeds {option}"),
             );
         }
-        if self.mode != Some(Mode::Throughput) || self.processes {
+        if self.mode.is_none() || self.processes {
             let mode = self.mode.map_or_else(|| "not given".to_owned(), name_of);
-            return refused("--mode with --nodes", mode, "throughput, without --processes");
+            return refused("--mode with --nodes", mode, "throughput or low-latency, without --processes");
+        }
+        if self.mode == Some(Mode::LowLatency) {
+            let rings = [("--channels", self.channels.is_some()), ("--slots", self.slots.is_some())];
+            if let Some((option, _)) = rings.into_iter().find(|(_, given)| *given) {
+                return refused(&format!("--mode with {option}"), name_of(Mode::LowLatency), "throughput");
+            }
         }
         if self.ranks.is_some_and(|ranks| !ranks.is_multiple_of(self.nodes)) {
             return refused(

@@ -6,7 +6,7 @@ use ep_cuda::bench::{Choice, NodesCut, NodesTimes, Plan, run_nodes};
 use serde_json::json;
 
 use super::table::{ELEMENTS, Table};
-use crate::args::{BenchArgs, name_of};
+use crate::args::{BenchArgs, Mode, name_of};
 use crate::backend::cuda::Between;
 use crate::failure::Failure;
 use crate::show;
@@ -32,13 +32,19 @@ pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
         args.repetitions,
     ));
     table.line("       tokens  SMs          channels    MiB  dispatch   GB/s  share   combine   GB/s  share");
+    let low_latency = args.mode == Some(Mode::LowLatency);
     for (name, element) in ELEMENTS {
-        for &tokens in args.tokens() {
+        for &tokens in args.low_latency_tokens().iter().filter(|_| low_latency) {
+            let (nodes, placement) = (args.nodes, Placement::Ring);
+            let cut = NodesCut { nodes, low_latency, blocks: 1, placement, channels: None, slots: None };
+            row(args, &mut table, &plan(args, ranks, tokens, element), &cut, (name, "slots"))?;
+        }
+        for &tokens in args.tokens().iter().filter(|_| !low_latency) {
             for &blocks in args.multiprocessors() {
                 for (how, placement) in PLACEMENTS {
                     for channels in args.channels() {
                         let (nodes, slots) = (args.nodes, args.slots);
-                        let cut = NodesCut { nodes, blocks, placement, channels, slots };
+                        let cut = NodesCut { nodes, low_latency: false, blocks, placement, channels, slots };
                         row(args, &mut table, &plan(args, ranks, tokens, element), &cut, (name, how))?;
                     }
                 }
@@ -71,15 +77,16 @@ fn row(
     let [there, back] = [(dispatch, far_bytes[0]), (combine, far_bytes[1])].map(|(us, bytes)| bytes as f64 / us / 1e3);
     let share = |rate: f64| args.far.far_rate.map_or_else(|| "-".to_owned(), |all| format!("{:.2}", rate / all));
     table.line(format_args!(
-        "{name:<5} {:>7} {:>4}  {how:<7} {channels:>8} {:>6} {dispatch:>9.1} {there:>6.1} {:>6} {combine:>9.1} {back:>6.1} {:>6}",
+        "{name:<5} {:>7} {:>4}  {how:<7} {:>8} {:>6} {dispatch:>9.1} {there:>6.1} {:>6} {combine:>9.1} {back:>6.1} {:>6}",
         plan.tokens,
-        cut.blocks,
+        if cut.low_latency { "all".to_owned() } else { cut.blocks.to_string() },
+        if cut.low_latency { "-".to_owned() } else { channels.to_string() },
         window >> 20,
         share(there),
         share(back),
     ));
     table.row(json!({
-        "mode": "throughput", "dtype": name, "ranks": plan.ranks, "nodes": cut.nodes, "tokens": plan.tokens, "placement": how,
+        "mode": if cut.low_latency { "low-latency" } else { "throughput" }, "dtype": name, "ranks": plan.ranks, "nodes": cut.nodes, "tokens": plan.tokens, "placement": how,
         "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "multiprocessors": cut.blocks,
         "far": args.far.far.map(name_of), "channels": channels, "window_bytes": window, "far_rate_gb_s": args.far.far_rate,
         "dispatch_us": dispatch, "dispatch_far_gb_s": there, "combine_us": combine, "combine_far_gb_s": back,
