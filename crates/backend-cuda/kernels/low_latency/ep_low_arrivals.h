@@ -44,6 +44,7 @@ EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 
             return seen;
         }
         if (spin % EP_LOW_LONG == 0 && ep_low_over(r, op, kind, source, cell, due, began)) return 0;
+        ep_low_pause(spin);
     }
 }
 

@@ -63,6 +63,7 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
 EP_RARE bool ep_low_next_later(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began, int found) {
     for (ep_u32 spin = 1;; ++spin) {
         if (!__syncthreads_or(found & EP_FOUND_WAITING)) return false;
+        ep_low_pause(spin);
         found = ep_low_look(r, op, owed, state, began, spin % EP_LOW_LONG == 0, nullptr);
         if (__syncthreads_or(found & EP_FOUND_NOW)) return true;
     }

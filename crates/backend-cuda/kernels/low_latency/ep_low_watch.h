@@ -11,6 +11,15 @@
 /* Looks after which a wait looks at its rare part, too. */
 #define EP_LOW_LONG 64u
 
+/* Between nodes a wait that is not short pauses: hundreds of warps that look without one hold up what the driver copies, manyfold. */
+#ifdef EP_FAR_H
+EP_DEV void ep_low_pause(ep_u32 spin) {
+    if (spin > 16) ep_nap(100);
+}
+#else
+EP_DEV void ep_low_pause(ep_u32) {}
+#endif
+
 /* A wait of so little, in parts of the time allowed, is nothing to worry about. */
 #define EP_LOW_EARLY 64u
 
