@@ -15,7 +15,7 @@ pub struct NodesCut {
     pub nodes: u32,
     /// Whether calls of low latency are measured, by source. Rows land in its slots then, and `placement`, `channels` and `slots` are of no account.
     pub low_latency: bool,
-    /// Multiprocessors of a rank, of throughput mode.
+    /// Multiprocessors of a rank; of low latency all but what others need, where this is 0.
     pub blocks: u32,
     /// Where rows land.
     pub placement: Placement,
@@ -54,7 +54,7 @@ impl NodesCut {
     /// [`Error::Invalid`] for sizes.
     pub fn settings(&self, plan: &Plan) -> Result<Settings, Error> {
         let (shape, topology) = (plan.shape()?, self.topology(plan)?);
-        let builder = Cluster::settings(&shape, &topology, Some(self.blocks));
+        let builder = Cluster::settings(&shape, &topology, Some(self.blocks.max(1)));
         let builder = builder.placement(self.placement).deadline(Nanos::from_secs(10));
         let mut builder = builder.low_latency(self.low_latency).low_latency_per_choice(false);
         for (number, set) in [
@@ -89,7 +89,9 @@ pub fn run_nodes(
     over: impl FnOnce(Builder) -> Result<Builder, Error>,
 ) -> Result<NodesTimes, Error> {
     let topology = cut.topology(plan)?;
-    let cluster = over(Cluster::builder(topology).settings(cut.settings(plan)?).multiprocessors(cut.blocks))?;
+    let builder = Cluster::builder(topology).settings(cut.settings(plan)?).multiprocessors(cut.blocks.max(1));
+    let limited = cut.low_latency && cut.blocks > 0;
+    let cluster = over(if limited { builder.low_latency_multiprocessors(cut.blocks) } else { builder })?;
     let calls = if cut.low_latency { Calls::LowLatency } else { Calls::Throughput(OutboxUse::USUAL) };
     let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster.build(plan.shape()?)?, calls)?;
     let shape = plan.shape()?;

@@ -22,7 +22,7 @@ pub(crate) struct BenchArgs {
     /// Tokens of each rank, low latency [default: 1,128]
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     low_latency_tokens: Option<Vec<u32>>,
-    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all [default: 8,12,16,24]
+    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all, but with --nodes [default: 8,12,16,24]
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     multiprocessors: Option<Vec<u32>>,
     /// With --backend cuda --mode throughput: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started, as
@@ -81,6 +81,12 @@ impl BenchArgs {
         self.multiprocessors.as_deref().unwrap_or(&[8, 12, 16, 24])
     }
 
+    /// Multiprocessors of each rank, low latency over several nodes; 0: all.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn low_multiprocessors(&self) -> &[u32] {
+        self.multiprocessors.as_deref().unwrap_or(&[0])
+    }
+
     /// Rings between ranks of several nodes, one number after the other; none: as chosen for the shape.
     #[cfg(feature = "cuda")]
     pub(crate) fn channels(&self) -> Vec<Option<u32>> {
@@ -109,7 +115,7 @@ impl BenchArgs {
             Some(Mode::LowLatency) if self.tokens.is_some() => {
                 refused("--mode with --tokens", name_of(Mode::LowLatency), "throughput")
             }
-            Some(Mode::LowLatency) if multiprocessors => {
+            Some(Mode::LowLatency) if multiprocessors && self.nodes == 1 => {
                 refused("--mode with --multiprocessors", name_of(Mode::LowLatency), "throughput")
             }
             Some(Mode::Throughput) if self.low_latency_tokens.is_some() => {

@@ -36,8 +36,10 @@ pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
     for (name, element) in ELEMENTS {
         for &tokens in args.low_latency_tokens().iter().filter(|_| low_latency) {
             let (nodes, placement) = (args.nodes, Placement::Ring);
-            let cut = NodesCut { nodes, low_latency, blocks: 1, placement, channels: None, slots: None };
-            row(args, &mut table, &plan(args, ranks, tokens, element), &cut, (name, "slots"))?;
+            for &blocks in args.low_multiprocessors() {
+                let cut = NodesCut { nodes, low_latency, blocks, placement, channels: None, slots: None };
+                row(args, &mut table, &plan(args, ranks, tokens, element), &cut, (name, "slots"))?;
+            }
         }
         for &tokens in args.tokens().iter().filter(|_| !low_latency) {
             for &blocks in args.multiprocessors() {
@@ -79,7 +81,7 @@ fn row(
     table.line(format_args!(
         "{name:<5} {:>7} {:>4}  {how:<7} {:>8} {:>6} {dispatch:>9.1} {there:>6.1} {:>6} {combine:>9.1} {back:>6.1} {:>6}",
         plan.tokens,
-        if cut.low_latency { "all".to_owned() } else { cut.blocks.to_string() },
+        if cut.blocks == 0 { "all".to_owned() } else { cut.blocks.to_string() },
         if cut.low_latency { "-".to_owned() } else { channels.to_string() },
         window >> 20,
         share(there),
