@@ -31,7 +31,9 @@ EP_DEV bool ep_warp_any(ep_i32 mine) { return __any_sync(EP_FULL, mine); }
 EP_DEV ep_u32 ep_warp_votes(ep_i32 mine) { return __ballot_sync(EP_FULL, mine); }
 /* Of a block's sixteen barriers the first is the block's, the second that of ep_all_of. */
 EP_DEV void ep_team_meet(ep_u32 team, ep_u32 warps) {
-    if (warps == 1) return __syncwarp();
+    /* Lanes come together first: what one of them has just written lies before the barrier of all. */
+    __syncwarp();
+    if (warps == 1) return;
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(2 + team), "r"(32 * warps) : "memory");
 }
 EP_DEV void ep_block_meet() { __syncthreads(); }

@@ -22,8 +22,8 @@ pub(crate) struct BenchArgs {
     /// Tokens of each rank, low latency [default: 1,128]
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     low_latency_tokens: Option<Vec<u32>>,
-    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all, but with --nodes [default: 8,12,16,24]
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    /// With --backend cuda: multiprocessors of each rank, throughput [default: 8,12,16,24]; low latency uses all, but for --nodes, where 0 is all
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32))]
     multiprocessors: Option<Vec<u32>>,
     /// With --backend cuda --mode throughput: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started, as
     /// those of users are; rank 0 reports
@@ -98,6 +98,10 @@ impl BenchArgs {
         let refused = |with: &str, value: String, allowed| Err(Error::invalid(with, value, allowed));
         self.check_nodes()?;
         let multiprocessors = self.multiprocessors.is_some();
+        let none = self.multiprocessors.as_ref().is_some_and(|all| all.contains(&0));
+        if none && (self.nodes == 1 || self.mode != Some(Mode::LowLatency)) {
+            return refused("--multiprocessors", "0".to_owned(), "1 or more, but for low latency over --nodes");
+        }
         if self.backend != Backend::Cuda && multiprocessors {
             return refused("--backend with --multiprocessors", name_of(self.backend), "cuda");
         }
