@@ -104,7 +104,7 @@ impl Builder {
     }
 
     /// Multiprocessors that a rank's kernels of low latency occupy. Automatic: all of its GPU, or its share where ranks share one; over several nodes a
-    /// sixteenth less, so that a network made of software can copy beside them.
+    /// sixteenth less, and 24 where a driver copies what goes between them: kernels that fill a GPU hold that up ten times and more.
     pub const fn low_latency_multiprocessors(mut self, count: u32) -> Self {
         self.low_latency_multiprocessors = Some(count);
         self
@@ -218,13 +218,14 @@ impl Builder {
         // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
         let spared = if self.topology.nodes() > 1 { most.div_ceil(16) } else { 0 };
         let low_blocks = self.low_latency_multiprocessors.unwrap_or((most - spared).max(1).min(most));
+        let low_beside_copies = self.low_latency_multiprocessors.unwrap_or(MULTIPROCESSORS.min(low_blocks));
         for (what, blocks) in [("multiprocessors of a rank", blocks), ("multiprocessors of low latency", low_blocks)] {
             if blocks < 1 || blocks > most {
                 let limit = format_args!("1 to {most}, with {sharing} ranks on a GPU");
                 return Err(Error::invalid(what, blocks, limit));
             }
         }
-        Ok(Options { blocks, low_blocks, priority: self.priority })
+        Ok(Options { blocks, low_blocks, low_beside_copies, priority: self.priority })
     }
 }
 

@@ -94,6 +94,8 @@ pub(crate) struct Options {
     pub(crate) blocks: u32,
     /// Blocks of the kernels of low latency.
     pub(crate) low_blocks: u32,
+    /// The same where a driver copies what goes between nodes.
+    pub(crate) low_beside_copies: u32,
     /// Of the stream.
     pub(crate) priority: i32,
 }
@@ -182,7 +184,7 @@ impl RankDevice {
         checks: Option<&Checks>,
         network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
-        let Options { blocks, low_blocks, priority } = options;
+        let Options { blocks, low_blocks, low_beside_copies, priority } = options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
@@ -212,7 +214,6 @@ impl RankDevice {
             test: test.as_ref().map_or(0, TestDevice::address),
             far: 0,
         };
-        let low = LowDevice::new(&stream, layout, low_blocks)?;
         let far = network.map(|(network, offers)| {
             let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, device, layout.window_bytes())?);
             let (address, bytes) = (node.address(me), layout.window_bytes());
@@ -223,6 +224,8 @@ impl RankDevice {
             Far::new(lanes, network.source(), Arc::clone(offers), layout, &stream)
         });
         let far = far.transpose()?;
+        let copied = far.as_ref().is_some_and(|far| far.lanes().is_copied());
+        let low = LowDevice::new(&stream, layout, if copied { low_beside_copies } else { low_blocks })?;
         let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {
             low,
