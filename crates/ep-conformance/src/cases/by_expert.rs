@@ -72,6 +72,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             after_a_failure::<B>,
         ),
         case("by_expert_a_token_may_name_an_expert_twice", own, repeats::<B>),
+        case("by_expert_more_choices_than_there_is_room_for_fail", own, too_many_choices::<B>),
         case("by_expert_what_cannot_be_is_refused_and_costs_nothing", own, refusals::<B>),
     ]
 }
@@ -327,6 +328,35 @@ fn repeats<B: Backend>(backend: &B) -> Verdict {
     ensure(both.0.as_deref() == Some(&[0, 1, 2, 3]) && both.1 == rows, || format!("rank 1 received {both:?}"))?;
     let two = [0x00, 0x40].repeat(32);
     ensure(seen.iter().all(|seen| seen.2 == two), || "a token's two choices are not summed".into())
+}
+
+/// A rank makes room for one choice of a row, as its tokens name an expert once. Another's names it twice.
+fn too_many_choices<B: Backend>(backend: &B) -> Verdict {
+    let scenario = Scenario { local_experts: 1, topk: 2, ..scenario(2, 1) };
+    let Stage { setup, world, batches: [batches, _], how: [how, _] } =
+        Stage::new(&scenario, Asked { alignment: 1, spare: Some(0) }).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let me = ep.rank().index();
+        let (x, _) = upload(&mut ep, &batches[me])?;
+        let topk_idx = ep.array(if me == 0 { &[1i64, 1] } else { &[-1i64, -1] })?;
+        let routing = Routing::TopK { topk_idx, topk_weights: None };
+        let one = Dispatch { by_expert: true, worst_rows: 1, device_counts: true, ..Dispatch::default() };
+        let said = match ep.dispatch_with(&x, &routing, &Dispatch { repeats: me == 0, ..one }).await {
+            // Where the host does not wait, the next call tells. The other rank had nothing to wait for.
+            Ok(got) if me == 1 => {
+                let y = ep.rows(&vec![0; ep.shape().result_bytes() as usize], 1)?;
+                ep.combine(&y, &got.handle, Combine::default()).await.err()
+            }
+            outcome => outcome.err(),
+        };
+        ep.recover(&RankSet::new()).await?;
+        let said = said.and_then(|error| error.failure().map(|failure| failure.fault.to_string()));
+        Ok((said, round(&mut ep, &world, &batches[me], &how[me]).await?.0))
+    })?;
+    let (said, seen): (Vec<_>, Vec<_>) = finished(outcomes)?.into_iter().unzip();
+    let expected = "rows by expert is 1 here and 2 on rank 1";
+    ensure(said[1].as_deref() == Some(expected), || format!("rank 1 said {:?}, expected {expected}", said[1]))?;
+    compare(&world, (&batches, &batches), &how, false, &seen).map_err(text).map(drop)
 }
 
 fn refusals<B: Backend>(backend: &B) -> Verdict {
