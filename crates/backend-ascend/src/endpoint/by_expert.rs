@@ -58,7 +58,7 @@ impl Placed {
     }
 
     /// Slots that there is room for.
-    pub(super) const fn rows(&self) -> u32 {
+    pub(super) const fn room(&self) -> u32 {
         self.room
     }
 

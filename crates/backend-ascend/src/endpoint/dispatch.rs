@@ -103,7 +103,7 @@ impl AscendEndpoint {
         let topk_idx = Some(&landing.topk_idx);
         let spreading = match &placed {
             Some(placed) => {
-                let out = early_by_expert.map_or_else(|| self.room_by_expert(placed.rows()), Ok)?;
+                let out = early_by_expert.map_or_else(|| self.room_by_expert(placed.room()), Ok)?;
                 Some(Spreading { placed, topk_idx, rows: received, out })
             }
             None => None,
@@ -162,7 +162,7 @@ impl AscendEndpoint {
         self.desk.check_x(x.extent(), handle.tokens())?;
         x.check_home("x", self.device.device())?;
         let landing = self.landing(handle.rows(), false)?;
-        let by_expert = kept.placed.as_ref().map(|placed| self.room_by_expert(placed.rows())).transpose()?;
+        let by_expert = kept.placed.as_ref().map(|placed| self.room_by_expert(placed.room())).transpose()?;
         let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), replayed: handle.op() };
         let op = self.desk.start();
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
@@ -331,7 +331,7 @@ impl AscendEndpoint {
             self.finish().await?;
             return Ok(None);
         };
-        let (taken, room) = (spreading.placed.taken(), spreading.placed.rows());
+        let (taken, room) = (spreading.placed.taken(), spreading.placed.room());
         if taken > room {
             self.finish().await?;
             return Err(self.refuse_choices(spreading.placed));

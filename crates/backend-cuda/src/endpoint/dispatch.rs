@@ -367,7 +367,7 @@ impl CudaEndpoint {
             None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
-        let by_expert = batch.placed.map(|placed| Rows::landing(&stream, placed.rows(), &row)).transpose()?;
+        let by_expert = batch.placed.map(|placed| Rows::landing(&stream, placed.room(), &row)).transpose()?;
         let (topk_idx, topk_weights) = (self.room_for(choices)?, self.room_for(choices)?);
         let landing = Landing { block, x, topk_idx, topk_weights, by_expert };
         if landing.block.is_none() && batch.spare {
