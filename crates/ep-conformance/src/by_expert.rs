@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use ep_core::engine::{Combine, Dispatch, Handle, Received};
+use ep_core::engine::{Combine, Dispatch, ExpertSlots, Handle, Received};
 use ep_core::reference::{self, Expanded, Pick, Returned, World, choice_scale, expert_factor};
 use ep_core::{Element, Endpoint, Error, Rank, Rings};
 use half::bf16;
@@ -19,6 +19,8 @@ pub struct How {
     pub rings: Option<Rings>,
     /// The first row of each expert stands at a multiple of it.
     pub alignment: u32,
+    /// Rows to make room for, where their number is to stay in the machine's memory; 0: the host hears how many come.
+    pub worst_rows: u32,
     /// The received weights travel back.
     pub return_weights: bool,
     /// `[tokens, hidden]` bits of bf16 each: rows to start the sums from.
@@ -31,6 +33,10 @@ pub struct How {
 pub struct Seen {
     /// What is told by received row, and what came back; its rows are those by expert.
     pub observed: Observed,
+    /// How many rows came; of a cached dispatch those that there is room for.
+    pub rows: u32,
+    /// Whether it stayed in the machine's memory which rows by expert are whose.
+    pub stays: bool,
     /// `[local experts + 1]`: first row of each expert.
     pub first: Vec<u32>,
     /// `[local experts]`: rows of each expert.
@@ -47,7 +53,15 @@ impl Seen {
         let missing = || Error::invalid("rows by expert", "nowhere told", "told by a dispatch by expert");
         let told = got.by_expert.as_ref().ok_or_else(missing)?;
         let (slots, offsets) = (ep.values(&told.slots)?, ep.values(&told.offsets)?);
-        Ok(Self { observed, first: told.first.clone(), counts: told.counts.clone(), slots, offsets })
+        let (stays, first, counts) = match &told.experts {
+            ExpertSlots::OnHost { first, counts } => (false, first.clone(), counts.clone()),
+            ExpertSlots::OnDevice { first, counts } => (true, ep.values(first)?, ep.values(counts)?),
+        };
+        let rows = match &got.counts {
+            Some(counts) => ep.values(&counts.rows)?.first().copied().unwrap_or(0),
+            None => got.rows,
+        };
+        Ok(Self { observed, rows, stays, first, counts, slots, offsets })
     }
 
     /// What an expert of `rank` multiplies the row of a choice by.
@@ -92,8 +106,14 @@ fn elements(world: &World, bytes: &[u8]) -> Vec<f32> {
 /// Those of the endpoint.
 pub async fn round<E: Endpoint>(ep: &mut E, world: &World, batch: &Batch, how: &How) -> Result<(Seen, Handle), Error> {
     let (x, routing) = upload(ep, batch)?;
-    let options =
-        Dispatch { rings: how.rings, expert_alignment: how.alignment, by_expert: true, ..Dispatch::default() };
+    let options = Dispatch {
+        rings: how.rings,
+        expert_alignment: how.alignment,
+        by_expert: true,
+        worst_rows: how.worst_rows,
+        device_counts: how.worst_rows > 0,
+        ..Dispatch::default()
+    };
     let got = ep.dispatch_with(&x, &routing, &options).await?;
     let seen = Seen::of_dispatch(ep, &got)?;
     give_back(ep, world, got, seen, how).await
@@ -146,6 +166,12 @@ async fn give_back<E: Endpoint>(
 
 /// What the oracle says of a rank's rows by expert.
 struct Expected {
+    /// Rows that there is room for.
+    rows_in_all: usize,
+    /// Rows by expert that there is room for.
+    room: usize,
+    /// Whether the host is not told which are whose.
+    stays: bool,
     arrival: Arrival,
     expanded: Expanded,
     /// `[rows, hidden]`: results of the received rows.
@@ -153,10 +179,15 @@ struct Expected {
 }
 
 impl Expected {
-    fn new(world: &World, rank: Rank, arrival: Arrival, alignment: u32, cached: bool) -> Self {
-        let expanded = match world.takes_part(rank) {
-            true => reference::expand(world, &arrival.received, alignment as usize),
-            false => Expanded::default(),
+    fn new(world: &World, rank: Rank, arrival: Arrival, how: &How, cached: bool) -> Self {
+        let alignment = how.alignment as usize;
+        let (expanded, worst_rows) = match world.takes_part(rank) {
+            true => (reference::expand(world, &arrival.received, alignment), how.worst_rows as usize),
+            false => (Expanded::default(), 0),
+        };
+        let (rows_in_all, room) = match worst_rows {
+            0 => (arrival.received.rows(), expanded.picks.len()),
+            _ => (worst_rows, reference::room_of_expanded(world, worst_rows, alignment)),
         };
         let x = elements(world, &arrival.bytes(world.shape()));
         let y = match cached {
@@ -164,10 +195,10 @@ impl Expected {
             false => reference::apply_experts_expanded(world, rank, &arrival.received, &x, &expanded),
         };
         let rows = reference::reduce_expanded(world, &expanded, &y);
-        Self { arrival, expanded, rows }
+        Self { rows_in_all, room, stays: worst_rows > 0, arrival, expanded, rows }
     }
 
-    /// The bytes of the rows by expert, zeros between those of two experts.
+    /// The bytes of the rows by expert, zeros between those of two experts and behind the last.
     fn bytes(&self, world: &World) -> Vec<u8> {
         let row_bytes = world.shape().row_bytes() as usize;
         let rows = self.arrival.bytes(world.shape());
@@ -175,7 +206,9 @@ impl Expected {
             Some(Pick { row, .. }) => rows[row * row_bytes..(row + 1) * row_bytes].to_vec(),
             None => vec![0; row_bytes],
         };
-        self.expanded.picks.iter().flat_map(bytes).collect()
+        let mut all: Vec<u8> = self.expanded.picks.iter().flat_map(bytes).collect();
+        all.resize(self.room * row_bytes, 0);
+        all
     }
 }
 
@@ -211,7 +244,7 @@ pub fn compare(
         routed.iter().zip(moved).map(|(routing, rows)| Batch { x: rows.x.clone(), ..routing.clone() }).collect();
     let arrivals = (0..).map(Rank).zip(Arrival::expected(world, &batches)).zip(how);
     let expected: Vec<_> =
-        arrivals.map(|((rank, arrival), how)| Expected::new(world, rank, arrival, how.alignment, cached)).collect();
+        arrivals.map(|((rank, arrival), how)| Expected::new(world, rank, arrival, how, cached)).collect();
     let mut compared = Compared::default();
     for ((rank, expected), seen) in (0..).map(Rank).zip(&expected).zip(seen) {
         compared += dispatched(world, rank, expected, cached, seen)?;
@@ -241,19 +274,33 @@ fn dispatched(world: &World, rank: Rank, expected: &Expected, cached: bool, seen
     let got = &seen.observed;
     let received = &expected.arrival.received;
     let mut compared = Compared { rows: received.rows() as u64, ..Compared::default() };
+    let rows = if cached { expected.rows_in_all } else { received.rows() };
+    compared.indices += at.numbers("rows received", 1, &[seen.rows], &[rows as u32])?;
+    compared.indices += at.numbers("whether slots stay on the device", 1, &[seen.stays], &[expected.stays])?;
     compared.indices += at.numbers("first rows of experts", 1, &seen.first, first)?;
-    compared.indices += at.numbers("slots", topk, &seen.slots, slots)?;
+    compared.indices += at.numbers("slots", topk, &seen.slots, &up_to(slots, expected.rows_in_all * topk, -1))?;
     compared.indices += at.numbers("offsets", world.local_experts() as usize, &seen.offsets, offsets)?;
     compared.indices += at.numbers("rows of experts", 1, &seen.counts, &received.expert_counts)?;
-    compared.indices += at.numbers("recv_src_rank", 1, &got.source_rank, &received.source_rank)?;
-    compared.indices += at.numbers("recv_src_token", 1, &got.source_token, &received.source_token)?;
+    let sources = [(&got.source_rank, &received.source_rank), (&got.source_token, &received.source_token)];
+    for (name, (got, received)) in ["recv_src_rank", "recv_src_token"].into_iter().zip(sources) {
+        compared.indices += at.numbers(name, 1, got, &up_to(received, expected.rows_in_all, -1))?;
+    }
     let row_bytes = world.shape().row_bytes() as usize;
     compared.values += at.numbers("byte of the rows by expert", row_bytes, &got.recv_x, &expected.bytes(world))?;
     if !cached {
         let aligned: Vec<u32> = first.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
         compared.indices += at.numbers("recv_counts", 1, &got.expert_counts, &aligned)?;
-        compared.indices += at.numbers("recv_topk_idx", topk, &got.topk_idx, &received.topk_idx)?;
-        compared.weights += at.weights("recv_topk_weights", topk, &got.topk_weights, &received.topk_weights)?;
+        let choices = expected.rows_in_all * topk;
+        let (idx, weights) = (up_to(&received.topk_idx, choices, -1), up_to(&received.topk_weights, choices, 0.0));
+        compared.indices += at.numbers("recv_topk_idx", topk, &got.topk_idx, &idx)?;
+        compared.weights += at.weights("recv_topk_weights", topk, &got.topk_weights, &weights)?;
     }
     Ok(compared)
+}
+
+/// `values`, and `spare` up to a length.
+fn up_to<T: Copy>(values: &[T], len: usize, spare: T) -> Vec<T> {
+    let mut all = values.to_vec();
+    all.resize(len.max(all.len()), spare);
+    all
 }

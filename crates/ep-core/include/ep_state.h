@@ -35,6 +35,7 @@
 #define EP_FIELD_GENERATION 13u /* generation of a replayed graph */
 #define EP_FIELD_CHOICES 14u /* choices of an expert */
 #define EP_FIELD_LOCAL_EXPERT 15u /* local experts of the choices received */
+#define EP_FIELD_SLOTS 16u /* rows by expert */
 
 /* Which field differed in low latency: EpReport.field of a mismatch. */
 #define EP_LOW_FIELD_OP 0u /* number of the low-latency operation */

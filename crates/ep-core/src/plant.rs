@@ -90,6 +90,8 @@ pub enum Plant {
     DeafToTheOtherMode,
     /// What stands between the rows of two experts is left as it was.
     PaddingLeft,
+    /// What lies behind the slots of all experts is left as it was.
+    RoomLeft,
     /// The results of a row's choices are added from the last to the first.
     ChoicesDescending,
     /// A row by expert stands where the next one should.

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
-use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats, Ways};
+use moexpress::engine::{Combine, Dispatch, ExpertSlots, Handle, Routing, Stats, Ways};
 use moexpress::{Element, Endpoint, Error, Layout, OutboxUse, Rank as Number, RankSet};
 
 use crate::backend::{Backend, LowInto, LowTold, RawBatch, RawRows};
@@ -68,10 +68,15 @@ pub(crate) struct Dispatched {
 
 /// Where rows by expert stand. See [`moexpress::engine::ByExpert`].
 pub(crate) struct ByExpert {
-    pub(crate) first: Vec<u32>,
-    pub(crate) counts: Vec<u32>,
+    pub(crate) experts: Experts,
     pub(crate) slots: Tensor,
     pub(crate) offsets: Tensor,
+}
+
+/// First slots and rows of experts. See [`ExpertSlots`].
+pub(crate) enum Experts {
+    OnHost(Vec<u32>, Vec<u32>),
+    OnDevice(Tensor, Tensor),
 }
 
 /// What a combine brought: rows, and the sums of weights where they travelled.
@@ -291,8 +296,13 @@ impl<E: Backend> Rank<E> {
         let room = if by_expert.is_some() { i64::from(rows) } else { out.x.shape[0] };
         let by_expert = match by_expert {
             Some(told) => Some(ByExpert {
-                first: told.first,
-                counts: told.counts,
+                experts: match told.experts {
+                    ExpertSlots::OnHost { first, counts } => Experts::OnHost(first, counts),
+                    ExpertSlots::OnDevice { first, counts } => Experts::OnDevice(
+                        self.endpoint.array_out(first, vec![local + 1])?,
+                        self.endpoint.array_out(counts, vec![local])?,
+                    ),
+                },
                 slots: self.endpoint.array_out(told.slots, vec![room, topk])?,
                 offsets: self.endpoint.array_out(told.offsets, vec![self.layout.topology().ranks().into(), local])?,
             }),

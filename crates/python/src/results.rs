@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::dlpack::Tensor;
 use crate::handle::Handle;
-use crate::rank;
+use crate::rank::{self, Experts};
 use crate::room::LowRoom;
 
 /// Tensors of a dispatch, each to be taken once, as a DLPack capsule: None where there is none, and after that. Making a capsule takes
@@ -22,7 +22,8 @@ pub(crate) struct Dispatched {
     /// Of each local expert. Empty where the dispatch was cached, or counts stay in the machine's memory.
     #[pyo3(get)]
     expert_counts: Vec<u32>,
-    /// First slot of each local expert, and last all slots; then rows of each expert. None where rows are by source.
+    /// First slot of each local expert, and last all slots; then rows of each expert. None where rows are by source, or these stay in the machine's
+    /// memory.
     #[pyo3(get)]
     by_expert: Option<(Vec<u32>, Vec<u32>)>,
     handle: Handle,
@@ -38,6 +39,8 @@ struct Parts {
     source_rank: Option<Tensor>,
     device_rows: Option<Tensor>,
     device_counts: Option<Tensor>,
+    first_slots: Option<Tensor>,
+    slot_counts: Option<Tensor>,
     slots: Option<Tensor>,
     offsets: Option<Tensor>,
 }
@@ -48,8 +51,14 @@ impl Dispatched {
         let rank::Dispatched { x, scales, rows, choices, source_token, source_rank, .. } = dispatched;
         let rank::Dispatched { expert_counts, counts, by_expert, handle, .. } = dispatched;
         let ((topk_idx, topk_weights), (device_rows, device_counts)) = (choices.unzip(), counts.unzip());
-        let (by_expert, places) = by_expert.map(|told| ((told.first, told.counts), (told.slots, told.offsets))).unzip();
+        let (experts, places) = by_expert.map(|told| (told.experts, (told.slots, told.offsets))).unzip();
         let (slots, offsets) = places.unzip();
+        let (by_expert, on_device) = match experts {
+            Some(Experts::OnHost(first, counts)) => (Some((first, counts)), None),
+            Some(Experts::OnDevice(first, counts)) => (None, Some((first, counts))),
+            None => (None, None),
+        };
+        let (first_slots, slot_counts) = on_device.unzip();
         let parts = Parts {
             x: Some(x),
             scales,
@@ -59,6 +68,8 @@ impl Dispatched {
             source_rank: Some(source_rank),
             device_rows,
             device_counts,
+            first_slots,
+            slot_counts,
             slots,
             offsets,
         };
@@ -117,6 +128,16 @@ impl Dispatched {
     /// Counts of each local expert, in the machine's memory.
     fn device_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.device_counts)
+    }
+
+    /// First slot of each local expert, and last behind all, in the machine's memory.
+    fn first_slots<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.first_slots)
+    }
+
+    /// Rows of each local expert, padding not counted, in the machine's memory.
+    fn slot_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.slot_counts)
     }
 
     /// Slot of each choice, of rows by expert.

@@ -42,6 +42,16 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.cpu().contiguous().view(torch.uint8)
 
 
+def numbers(told: ByExpert) -> tuple[list[int], list[int]]:
+    """First slots and rows of experts, wherever they are."""
+    if told.device_counts is None:
+        return told.first, told.counts
+    assert told.first == [] and told.counts == []
+    first, counts = (one.cpu() for one in told.device_counts)
+    assert first.dtype == counts.dtype == torch.int32
+    return first.tolist(), counts.tolist()
+
+
 class Expected:
     """What a rank is to receive of all ranks' batches."""
 
@@ -53,18 +63,27 @@ class Expected:
         self.slots = self.expanded.slots(self.rows)
         self.element = element
 
-    def check_rows(self, got: Received, scale: float = 1.0) -> None:
-        """Rows of all batches times ``scale``, and scales with them, with zeros between experts."""
+    def check_rows(self, got: Received, scale: float = 1.0, room: int | None = None) -> None:
+        """Rows of all batches times ``scale``, and scales with them, with zeros between experts and up to ``room``."""
         sent = [parts(each.x * scale, self.element) for each in self.all]
         for mine, one in ((got.x, [each[0] for each in sent]), (got.scales, [each[1] for each in sent])):
             if mine is None:
                 assert one[0] is None
                 continue
             wanted = oracle.gathered([part.view(torch.uint8) for part in one], self.rows)  # type: ignore[union-attr]
-            assert torch.equal(bits(mine), self.expanded.of(wanted))
+            placed = self.expanded.of(wanted)
+            rows = len(placed) if room is None else room
+            assert len(mine) == rows and torch.equal(bits(mine)[: len(placed)], placed)
+            assert not bits(mine)[len(placed) :].any()
 
-    def check_places(self, told: ByExpert | None) -> None:
+    def check_places(self, told: ByExpert | None, worst_rows: int = 0) -> None:
+        """``worst_rows``: rows that there is room for, where the host is not to know how many come."""
         assert told is not None
+        assert (told.device_counts is None) == (worst_rows == 0)
+        if worst_rows:
+            rows = len(self.slots)
+            assert told.slots.shape == (worst_rows, self.layer.topk) and (told.slots[rows:] == -1).all()
+            told = ByExpert(*numbers(told), told.slots[:rows], told.offsets)
         layer, local = self.layer, self.layer.local
         ends = torch.tensor([-(-count // self.alignment) * self.alignment for count in self.rows.counts]).cumsum(0)
         assert told.first == [0, *ends.tolist()] and told.counts == self.rows.counts
@@ -120,6 +139,93 @@ def check(rank: int, world: int, element: str, alignment: int, placement: str, k
             del got, cached, by_source
 
 
+def check_uncounted(rank: int, world: int, element: str, alignment: int, placement: str, spare: int, kind: str) -> None:
+    """Room for ``spare`` rows more than come, whose number stays on the device."""
+    layer, where = layer_of(world), torch.device("cpu") if kind == "cpu" else device(rank)
+    expected = Expected(layer, rank, alignment, element)
+    rows = len(expected.rows.source_rank)
+    worst = min(rows + spare, world * MOST)
+    room = worst * min(layer.topk, layer.local) + (alignment - 1) * layer.local
+    room = -(-room // alignment) * alignment
+    asked: dict[str, Any] = {"alignment": alignment, "by_expert": True, "worst_rows": worst, "device_counts": True}
+    with make(layer, where, element=element, placement=placement) as communicator:
+        batch = expected.all[rank]
+        x, scales = parts(batch.x, element)
+        scales = None if scales is None else scales.to(where)
+        idx, weights = batch.topk_idx.to(where), batch.topk_weights.to(where)
+        for zero_spare in (False, True):  # by expert all that is no row is zeros
+            got = communicator.dispatch(x.to(where), idx, weights, scales=scales, zero_spare=zero_spare, **asked)
+            expected.check_rows(got, room=room)
+            expected.check_places(got.by_expert, worst)
+            assert got.rows == worst and got.handle.rows == worst and got.handle.result_rows == room
+            assert got.device_counts is not None and got.device_counts[0].tolist() == [rows]
+            assert got.topk_idx is not None and torch.equal(got.topk_idx[:rows].cpu(), expected.rows.topk_idx)
+            assert (got.topk_idx[rows:] == -1).all()
+            y = torch.full((room, layer.hidden), torch.nan).bfloat16()
+            y[: len(expected.results())] = expected.results()
+            back = communicator.combine(y.to(where), got.handle, topk_weights=got.topk_weights)
+            assert torch.equal(bits(back.x), bits(oracle_elastic.summed(layer, expected.all, rank, [], True)))
+            assert back.topk_weights is not None
+            assert torch.equal(back.topk_weights.cpu(), batch.topk_weights.masked_fill(batch.topk_idx < 0, 0))
+            x2, scales2 = parts(batch.x * 2, element)
+            scales2 = None if scales2 is None else scales2.to(where)
+            cached = communicator.redispatch(x2.to(where), got.handle, scales=scales2)
+            expected.check_rows(cached, 2.0, room)
+            expected.check_places(cached.by_expert, worst)
+            del got, cached
+
+
+@pytest.mark.parametrize(("element", "placement"), [("bf16", "ring"), ("fp8", "direct")])
+@pytest.mark.parametrize(("alignment", "spare"), [(1, 0), (3, 7), (16, 4 * MOST)])
+def test_rows_stand_so_where_counts_stay(ranks: Any, element: str, alignment: int, placement: str, spare: int) -> None:
+    ranks.run(check_uncounted, element, alignment, placement, spare, "cpu")
+
+
+@needs_two
+@pytest.mark.parametrize(("alignment", "spare"), [(1, 0), (16, 4 * MOST)])
+@pytest.mark.parametrize("element", ["bf16", "fp8"])
+@pytest.mark.parametrize("placement", ["ring", "direct", "pulled"])
+def test_rows_stand_so_on_gpus_where_counts_stay(
+    two: Any, element: str, alignment: int, placement: str, spare: int
+) -> None:
+    two.run(check_uncounted, element, alignment, placement, spare, "cuda", limit=LIMIT)
+
+
+def check_captured(rank: int, world: int, placement: str) -> None:
+    """A captured dispatch and its combine follow the choices of each replay."""
+    layer, where = layer_of(world), device(rank)
+    expected = Expected(layer, rank, 8, "bf16")
+    batch, worst = expected.all[rank], world * MOST
+    other = torch.roll(batch.topk_idx, 1, 0)
+    asked: dict[str, Any] = {"alignment": 8, "by_expert": True}
+    with make(layer, where, placement=placement) as communicator:
+        x, idx, weights = batch.x.to(where), batch.topk_idx.to(where), batch.topk_weights.to(where)
+        communicator.dispatch(x, idx, weights, worst_rows=worst, device_counts=True, **asked)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = communicator.dispatch(x, idx, weights, worst_rows=worst, device_counts=True, **asked)
+            back = communicator.combine(got.x, got.handle, topk_weights=got.topk_weights)
+        for choices in (batch.topk_idx, other, batch.topk_idx):
+            idx.copy_(choices)
+            graph.replay()
+            torch.cuda.synchronize()
+            plain = communicator.dispatch(x, idx, weights, **asked)
+            sums = communicator.combine(plain.x, plain.handle, topk_weights=plain.topk_weights)
+            told, exact = got.by_expert, plain.by_expert
+            assert told is not None and told.device_counts is not None and exact is not None
+            assert numbers(told) == (exact.first, exact.counts)
+            assert torch.equal(told.slots[: plain.rows], exact.slots) and (told.slots[plain.rows :] == -1).all()
+            assert torch.equal(bits(got.x)[: len(plain.x)], bits(plain.x)) and not bits(got.x)[len(plain.x) :].any()
+            assert torch.equal(bits(back.x), bits(sums.x))
+        del got, back, plain, sums, told, exact
+
+
+@needs_two
+@pytest.mark.parametrize("placement", ["ring", "direct"])
+def test_captured_rows_follow_the_choices(two: Any, placement: str) -> None:
+    two.run(check_captured, placement, limit=LIMIT)
+
+
 @pytest.mark.parametrize("element", ["bf16", "fp8"])
 @pytest.mark.parametrize("alignment", [1, 16])
 @pytest.mark.parametrize("placement", ["ring", "direct"])
@@ -143,6 +249,8 @@ def check_refusals(rank: int, world: int) -> None:
         call = communicator.dispatch
         with pytest.raises(errors.InvalidArgument, match="worst-case rows of a dispatch by expert is 9, allowed: 0"):
             call(batch.x, batch.topk_idx, by_expert=True, worst_rows=9)
+        with pytest.raises(errors.InvalidArgument, match="worst-case rows of a dispatch with device counts is 0"):
+            call(batch.x, batch.topk_idx, by_expert=True, device_counts=True)
         with pytest.raises(errors.InvalidArgument, match="expert alignment of a dispatch by expert is"):
             call(batch.x, batch.topk_idx, by_expert=True, alignment=(1 << 30) // layer.local + 1)
         with pytest.raises(errors.InvalidArgument, match="by_expert is "):
@@ -171,13 +279,17 @@ def check_npus(rank: int, world: int, near: int, library: str) -> None:
     for seed in range(2):
         x, topk_idx, topk_weights = _batch(rank, seed)
         asked: dict[str, Any] = {"alignment": 4, "by_expert": True}
+        if seed == 1:  # counts stay where they are
+            asked |= {"worst_rows": 16, "device_counts": True}
         here = cpus.dispatch(x, topk_idx, topk_weights, **asked)
         there = npus_.dispatch(put(npu, x), put(npu, topk_idx), put(npu, topk_weights), **asked)
         cached, other = cpus.redispatch(x + 1, here.handle), npus_.redispatch(put(npu, x + 1), there.handle)
         for mine, theirs in ((here, there), (cached, other)):
             told, also = mine.by_expert, theirs.by_expert
             assert told is not None and also is not None
-            assert (told.first, told.counts) == (also.first, also.counts) and len(told.first) == EXPERTS // world + 1
+            assert (told.device_counts is None) == (also.device_counts is None) == (seed == 0)
+            first, counts = numbers(told)
+            assert (first, counts) == numbers(also) and len(first) == EXPERTS // world + 1
             _same(mine.x, theirs.x, "x")
             _same(told.slots, also.slots, "slots")
             _same(told.offsets, also.offsets, "offsets")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import align, per_token_cast_to_fp8
+from moexpress import adapter
 
 TOKENS = [37, 0, 64, 5]
 MOST = 64
@@ -96,8 +97,12 @@ def check_handle(
             range(int((to == other).any(1).sum()))
         )
     assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
-    # Rows come by expert from the dispatch itself, where the host knows how many there are.
-    assert (handle.routing.by_expert is not None) == (handle.do_expand and sync)
+    # Rows come by expert from the dispatch itself, whether the host knows how many there are or not.
+    assert (handle.routing.by_expert is not None) == handle.do_expand
+    if handle.do_expand:
+        assert handle.routing.by_expert is not None and (handle.routing.by_expert.device_counts is None) == sync
+        assert isinstance(handle.routing.native, adapter.Handle)
+        assert handle.routing.native.result_rows == handle.num_expanded_tokens
 
 
 def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool) -> None:
@@ -129,7 +134,7 @@ def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool
             expected.x, topk_weights=batch.topk_weights, async_with_compute_stream=True, **asked
         )
         event.current_stream_wait()
-        assert none is None
+        assert none is None and len(parts(x)[0]) == handle.num_expanded_tokens
         equal(x, [expected.expanded.of(part) for part in expected.received])
         equal(weights, [expected.expanded.weights(expected.rows)])
         if kind != "bf16":
@@ -139,7 +144,9 @@ def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool
     buffer.destroy()
 
 
-@pytest.mark.parametrize(("kind", "large"), [("bf16", False), ("bf16", True), ("fp8", False), ("fp8", True), ("fp8, packed", False)])
+@pytest.mark.parametrize(
+    ("kind", "large"), [("bf16", False), ("bf16", True), ("fp8", False), ("fp8", True), ("fp8, packed", False)]
+)
 @pytest.mark.parametrize("alignment", [1, 16])
 def test_dispatched_rows_are_those_of_the_oracle(ranks: Any, kind: str, alignment: int, large: bool) -> None:
     ranks.run(check_dispatch, kind, alignment, large)

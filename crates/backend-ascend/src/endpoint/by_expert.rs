@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use ep_core::engine::ByExpert;
+use ep_core::engine::{ByExpert, ExpertSlots};
+use ep_core::layout::Mismatch;
 use ep_core::plan::{Exchange, Expansion};
 use ep_core::{Element, Endpoint as _, Error, Failure, Fault, Phase, Shape};
 
@@ -16,10 +17,14 @@ use crate::driver::Device;
 /// Where the choices of a dispatch's rows stand, on the device.
 #[derive(Debug)]
 pub(super) struct Placed {
-    /// `[local experts + 1]`: first slot of each expert; last, all slots.
+    /// `[local experts + 1]`: first slot of each expert; last, behind all of their slots.
     first: Vec<u32>,
     /// `[local experts]`: choices of each.
     counts: Vec<u32>,
+    /// Both for the user, where they are to stay here.
+    for_user: Option<[Array<u32>; 2]>,
+    /// Slots that there is room for.
+    room: u32,
     /// `first`.
     first_on_device: Array<u32>,
     /// `[rows, topk]`: slot of each choice, or -1.
@@ -29,17 +34,21 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// Room for where `rows` rows are to stand. The device finds it.
+    /// Room for where `rows` rows are to stand. The device finds it. `room`: slots to make room for, where the user is not to be told of them on
+    /// the host.
     pub(super) fn new(
         device: &Arc<Device>,
         shape: &Shape,
         exchange: &Exchange,
-        rows: u32,
+        (rows, room): (u32, Option<u32>),
         alignment: u32,
     ) -> Result<Self, Error> {
         let counts = exchange.expert_counts().to_vec();
         let first = Expansion::first_slots(&counts, alignment)?;
+        let on_device = |values: &[u32]| Array::from_values(device, values);
         Ok(Self {
+            for_user: room.map(|_| Ok::<_, Error>([on_device(&first)?, on_device(&counts)?])).transpose()?,
+            room: room.unwrap_or_else(|| first.last().copied().unwrap_or(0)),
             first_on_device: Array::from_values(device, &first)?,
             slots: Array::filled(device, rows as usize * shape.topk() as usize, 0xff)?,
             offsets: Array::filled(device, (shape.experts()) as usize, 0xff)?,
@@ -48,19 +57,23 @@ impl Placed {
         })
     }
 
-    /// Slots, padding included.
-    pub(super) fn rows(&self) -> u32 {
+    /// Slots that there is room for.
+    pub(super) const fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// Slots that the choices take, up to the last expert's alignment.
+    pub(super) fn taken(&self) -> u32 {
         self.first.last().copied().unwrap_or(0)
     }
 
     /// What the user is told.
     pub(super) fn told(&self) -> ByExpert<AscendEndpoint> {
-        ByExpert {
-            first: self.first.clone(),
-            counts: self.counts.clone(),
-            slots: self.slots.clone(),
-            offsets: self.offsets.clone(),
-        }
+        let experts = match &self.for_user {
+            Some([first, counts]) => ExpertSlots::OnDevice { first: first.clone(), counts: counts.clone() },
+            None => ExpertSlots::OnHost { first: self.first.clone(), counts: self.counts.clone() },
+        };
+        ByExpert { experts, slots: self.slots.clone(), offsets: self.offsets.clone() }
     }
 
     fn memory(&self) -> [Held; 3] {
@@ -69,7 +82,7 @@ impl Placed {
 }
 
 /// Rows that are to stand by expert.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Spreading<'a> {
     /// Where.
     pub(super) placed: &'a Placed,
@@ -77,21 +90,26 @@ pub(super) struct Spreading<'a> {
     pub(super) topk_idx: Option<&'a Array<i64>>,
     /// How many come.
     pub(super) rows: u32,
+    /// Room for the rows by expert.
+    pub(super) out: Rows,
 }
 
 impl AscendEndpoint {
-    /// Launches, behind a dispatch, what orders its rows `x` by expert. The rows by expert.
+    /// Room for so many rows by expert.
+    pub(super) fn room_by_expert(&self, slots: u32) -> Result<Rows, Error> {
+        let is_coded = self.shape().element() != Element::Bf16;
+        Rows::landing(self.device.device(), slots, self.shape().row_bytes() as usize, is_coded)
+    }
+
+    /// Launches, behind a dispatch, what orders its rows `x` by expert.
     pub(super) fn spread(
         &mut self,
         launch: Launch,
         x: &Rows,
         on_device: &DevicePlan,
-        spreading: Spreading<'_>,
-    ) -> Result<Rows, Error> {
-        let Spreading { placed, topk_idx, rows } = spreading;
-        let is_coded = self.shape().element() != Element::Bf16;
-        let row = self.shape().row_bytes() as usize;
-        let out = Rows::landing(self.device.device(), placed.rows(), row, is_coded)?;
+        spreading: &Spreading<'_>,
+    ) -> Result<(), Error> {
+        let Spreading { placed, topk_idx, rows, ref out } = *spreading;
         let args = Spread {
             launch: Launch { follows: 1, ..launch },
             x: x.address(),
@@ -110,8 +128,13 @@ impl AscendEndpoint {
         self.keep(topk_idx.map(Array::memory));
         // SAFETY: rows, plan and slots are of this device, as many and as long as the struct says, kept until the launch has ended. Of this rank nothing
         // else runs but the dispatch.
-        unsafe { self.device.spread(args) }?;
-        Ok(out)
+        Ok(unsafe { self.device.spread(args) }?)
+    }
+
+    /// There are more choices of the rows that came than there is room for: some rank's tokens name an expert more than once.
+    pub(super) fn refuse_choices(&mut self, placed: &Placed) -> Error {
+        let (mine, theirs) = (placed.room.into(), placed.taken().into());
+        self.refuse_rows(Fault::Mismatch { field: Mismatch::Slots.name(), mine, theirs, peer: self.desk.rank() })
     }
 
     /// How what [`AscendEndpoint::spread`] launched has ended.
@@ -126,10 +149,16 @@ impl AscendEndpoint {
                 Fault::Mismatch { field: "choices of the rows received", mine: told, theirs: told + 1, peer: me }
             }
         };
+        Err(self.refuse_rows(fault))
+    }
+
+    /// What came is of no use.
+    fn refuse_rows(&mut self, fault: Fault) -> Error {
+        let me = self.desk.rank();
         let failure = Failure { op: self.desk.next_op().saturating_sub(1), culprit: me, reporter: me, fault };
         tracing::error!(%failure, "operation failed");
         self.desk.set_poisoned(Some(failure));
-        Err(Error::Failed(failure))
+        Error::Failed(failure)
     }
 
     /// Launches, before a combine, what sums the results `y` of rows by expert. The sums, one for each received row.

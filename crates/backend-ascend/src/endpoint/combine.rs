@@ -45,7 +45,7 @@ impl AscendEndpoint {
         }
         let launch = self.device.prepared(&call, false);
         let sums_of_choices = match &kept.placed {
-            Some(placed) => Some(self.fold(launch, y, handle.rows(), placed)?),
+            Some(placed) => Some(self.fold(launch, y, kept.exchange.received(self.desk.rank()), placed)?),
             None => None,
         };
         let y = sums_of_choices.as_ref().unwrap_or(y);

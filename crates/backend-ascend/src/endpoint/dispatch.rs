@@ -43,13 +43,14 @@ impl AscendEndpoint {
             self.ended().await?;
         }
         let (tokens, choices, plan) = self.routed(routing)?;
-        self.desk.check_by_expert(options, choices.is_some())?;
+        let slots = self.desk.check_by_expert(options, choices.is_some())?;
         self.desk.check_x(x.extent(), tokens)?;
         let device = Arc::clone(self.device.device());
         x.check_home("x", &device)?;
         // What is asked for and not to be had is refused before anything moves.
         let early =
             (options.worst_rows > 0).then(|| self.landing(options.worst_rows, choices.is_some())).transpose()?;
+        let early_by_expert = slots.map(|slots| self.room_by_expert(slots)).transpose()?;
         let ranks = self.topology().ranks();
         let mut on_device = match &plan {
             Some(plan) => DevicePlan::of(&device, plan, ranks, self.shape())?,
@@ -76,7 +77,7 @@ impl AscendEndpoint {
             None => self.landing(room, choices.is_some())?,
         };
         let placed = match options.by_expert {
-            true => Some(Placed::new(&device, self.shape(), &exchange, received, options.expert_alignment)?),
+            true => Some(Placed::new(&device, self.shape(), &exchange, (room, slots), options.expert_alignment)?),
             false => None,
         };
         // Rows that do not come name nobody.
@@ -100,9 +101,15 @@ impl AscendEndpoint {
         let memory = choices.map(|choices| (choices.topk_idx.memory(), choices.topk_weights.map(Array::memory)));
         self.keep(memory.into_iter().flat_map(|(idx, weights)| [idx].into_iter().chain(weights)));
         let topk_idx = Some(&landing.topk_idx);
-        let spreading = placed.as_ref().map(|placed| Spreading { placed, topk_idx, rows: received });
+        let spreading = match &placed {
+            Some(placed) => {
+                let out = early_by_expert.map_or_else(|| self.room_by_expert(placed.room()), Ok)?;
+                Some(Spreading { placed, topk_idx, rows: received, out })
+            }
+            None => None,
+        };
         let by_expert = self.move_rows(x, &on_device, &landing, &args, spreading).await?;
-        if options.zero_spare {
+        if options.zero_spare && by_expert.is_none() {
             landing.x.zero_from(received)?;
         }
 
@@ -155,14 +162,18 @@ impl AscendEndpoint {
         self.desk.check_x(x.extent(), handle.tokens())?;
         x.check_home("x", self.device.device())?;
         let landing = self.landing(handle.rows(), false)?;
+        let by_expert = kept.placed.as_ref().map(|placed| self.room_by_expert(placed.room())).transpose()?;
         let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), replayed: handle.op() };
         let op = self.desk.start();
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
-        let rows = handle.rows();
-        let spreading = kept.placed.as_ref().map(|placed| Spreading { placed, topk_idx: None, rows });
+        let rows = kept.exchange.received(self.desk.rank());
+        let spreading = match (&kept.placed, by_expert) {
+            (Some(placed), Some(out)) => Some(Spreading { placed, topk_idx: None, rows, out }),
+            _ => None,
+        };
         let by_expert = self.move_rows(x, &kept.on_device, &landing, &args, spreading).await?;
-        if kept.zero_spare {
-            landing.x.zero_from(kept.exchange.received(self.desk.rank()))?;
+        if kept.zero_spare && by_expert.is_none() {
+            landing.x.zero_from(rows)?;
         }
         self.desk.set_poisoned(None);
         self.count(&kept.exchange, &call.rings, true)?;
@@ -320,10 +331,18 @@ impl AscendEndpoint {
             self.finish().await?;
             return Ok(None);
         };
-        let by_expert = self.spread(args.launch, &landing.x, on_device, spreading)?;
+        let (taken, room) = (spreading.placed.taken(), spreading.placed.room());
+        if taken > room {
+            self.finish().await?;
+            return Err(self.refuse_choices(spreading.placed));
+        }
+        self.spread(args.launch, &landing.x, on_device, &spreading)?;
         self.finish().await?;
         self.check_spread(spreading.placed)?;
-        Ok(Some(by_expert))
+        if taken < room {
+            spreading.out.zero_from(taken)?;
+        }
+        Ok(Some(spreading.out))
     }
 }
 

@@ -185,7 +185,7 @@ impl Kept for Replayed {
     }
 
     fn slots(&self) -> Option<u32> {
-        self.placed.as_ref().map(Placed::rows)
+        self.placed.as_ref().map(Placed::room)
     }
 
     fn exchange(&self) -> Result<Arc<Exchange>, Error> {

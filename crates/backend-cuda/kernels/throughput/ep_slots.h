@@ -45,6 +45,29 @@ EP_DEV void ep_first_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32* first
     }
 }
 
+/* Slots that the choices take, up to the last expert's alignment. */
+EP_DEV ep_u32 ep_slots_taken(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first) {
+    const ep_u32 last = r.w.local_experts - 1, choices = ((const ep_u32*)a.counts)[last];
+    return first[last] + (choices + a.alignment - 1) / a.alignment * a.alignment;
+}
+
+/* Tells the user which slots are whose, where the host is not to know. By a warp. */
+EP_DEV void ep_tell_slots(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first) {
+    const ep_u32 local = r.w.local_experts;
+    for (ep_u32 e = ep_warp_lane(); e <= local; e += 32) {
+        ((ep_u32*)a.out_first)[e] = e < local ? first[e] : ep_slots_taken(r, a, first);
+        if (e < local) ((ep_u32*)a.out_counts)[e] = ((const ep_u32*)a.counts)[e];
+    }
+}
+
+/* Rows that did not come, but have room, stand nowhere. By all threads of all blocks. */
+EP_DEV void ep_clear_spare_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32 received) {
+    const ep_u64 end = (ep_u64)a.rows * r.w.topk, step = (ep_u64)ep_blocks() * ep_threads();
+    if (ep_planted(r, EP_PLANT_SPARE_SLOTS_LEFT)) return;
+    for (ep_u64 at = (ep_u64)received * r.w.topk + (ep_u64)ep_block() * ep_threads() + ep_thread(); at < end; at += step)
+        ((ep_u32*)a.slots)[at] = EP_FULL;
+}
+
 /* The source of a row. */
 EP_DEV ep_u32 ep_source_of(const EpRank& r, const EpSpreadArgs& a, ep_u32 row) {
     ep_u32 source = 0;

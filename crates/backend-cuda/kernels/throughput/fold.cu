@@ -47,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) ep_fold_kernel(const __grid_co
                                                                 const __grid_constant__ EpFoldArgs a) {
     if (ep_closed(r)) return;
     const ep_u32 topk = r.w.topk, lane = ep_warp_lane(), warps = ep_threads() / 32;
-    for (ep_u32 row = ep_block() * warps + ep_warp(); row < a.rows; row += ep_blocks() * warps)
+    const ep_u32 came = ((const ep_u32*)a.first_of)[r.w.ranks], received = came < a.rows ? came : a.rows;
+    for (ep_u32 row = ep_block() * warps + ep_warp(); row < received; row += ep_blocks() * warps)
         ep_fold_row(r, a, row, lane < topk ? ((const ep_u32*)a.slots)[(ep_u64)row * topk + lane] : EP_FULL);
 }

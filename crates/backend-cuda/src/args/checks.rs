@@ -249,6 +249,10 @@ c_enum! {
         AllSlotsFilled = 39,
         /// Between nodes: a token's slots are given back, and its sum is published, before all warps of the team are done with it.
         ClosedEarly = 40,
+        /// Rows by expert: what lies behind the slots of all experts is left as it was.
+        RoomLeft = 41,
+        /// Rows by expert: slots of rows that did not come are left as they were.
+        SpareSlotsLeft = 42,
     }
 }
 

@@ -227,10 +227,14 @@ c_struct! {
         pub(crate) scales: u64,
         /// i64 [rows, topk], or 0: slots are there.
         pub(crate) topk_idx: u64,
-        /// u32 [ranks + 1]: first row of each source.
+        /// u32 [ranks + 1]: first row of each source; last: rows received.
         pub(crate) first_of: u64,
         /// u32 [local experts]: choices of each, as the ranks told each other.
         pub(crate) counts: u64,
+        /// Out, or 0: u32 [local experts + 1]: first slot of each expert; last, behind all of their slots.
+        pub(crate) out_first: u64,
+        /// Out, or 0: u32 [local experts]: the counts, for the user.
+        pub(crate) out_counts: u64,
         /// Out, unless they are there: i32 [rows, topk]: slot of each choice, or -1.
         pub(crate) slots: u64,
         /// Out, unless slots are there: i32 [ranks, local experts]: first slot of each source.
@@ -243,11 +247,11 @@ c_struct! {
         pub(crate) told: u64,
         /// Scratch: u32 [blocks, 1 + warps, local experts], or 0: in shared memory.
         pub(crate) tables: u64,
-        /// Received.
+        /// Received, or made room for.
         pub(crate) rows: u32,
         /// The first slot of each expert is a multiple of it.
         pub(crate) alignment: u32,
-        /// Rows by expert. Nothing is stored beyond, whatever became of slots that the user holds, too.
+        /// Rows by expert that there is room for. Nothing is stored beyond, whatever became of slots that the user holds, too.
         pub(crate) room: u32,
         /// Zero.
         pub(crate) reserved: u32,
@@ -263,11 +267,13 @@ c_struct! {
         pub(crate) y_stride: u64,
         /// i32 [rows, topk]: slot of each choice, or -1.
         pub(crate) slots: u64,
-        /// Out: [rows] rows, out_stride bytes apart.
+        /// u32 [ranks + 1]: first row of each source; last: rows received.
+        pub(crate) first_of: u64,
+        /// Out: [rows] rows, out_stride bytes apart, of which those received are summed.
         pub(crate) out: u64,
         /// Bytes from one row of out to the next, a multiple of 16.
         pub(crate) out_stride: u64,
-        /// Received.
+        /// Received, or made room for.
         pub(crate) rows: u32,
         /// Rows by expert. Nothing is read beyond.
         pub(crate) room: u32,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ep_core::engine::{ByExpert, Handle, Lease};
+use ep_core::engine::{ByExpert, ExpertSlots, Handle, Lease};
 use ep_core::plan::{Exchange, Expansion};
 use ep_core::{Endpoint as _, Error, Layout};
 
@@ -15,12 +15,12 @@ use crate::rank::{Call, DevicePlan};
 /// Where the choices of a dispatch's rows stand.
 #[derive(Debug)]
 pub(super) struct Placed {
-    /// `[local experts + 1]`: first slot of each expert; last, all slots.
-    first: Vec<u32>,
-    /// `[local experts]`: choices of each.
-    counts: Vec<u32>,
+    experts: ExpertSlots<CudaEndpoint>,
     alignment: u32,
+    /// Rows received, or made room for.
     rows: u32,
+    /// Slots that there is room for.
+    room: u32,
     /// `[rows, topk]`: slot of each choice, or -1.
     slots: Array<i32>,
     /// `[ranks, local experts]`: first slot of each source.
@@ -28,8 +28,8 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// Room for where `rows` rows are to stand. The device finds it.
-    pub(super) fn new(
+    /// Room for where `rows` rows are to stand, of which the host knows `exchange`. The device finds it.
+    pub(super) fn counted(
         stream: &Arc<Stream>,
         layout: &Layout,
         exchange: &Exchange,
@@ -38,24 +38,42 @@ impl Placed {
     ) -> Result<Self, Error> {
         let counts = exchange.expert_counts().to_vec();
         let first = Expansion::first_slots(&counts, alignment)?;
-        let slots = Array::new(stream, rows as usize * layout.shape().topk() as usize)?;
-        let offsets = Array::new(stream, layout.shape().experts() as usize)?;
-        Ok(Self { first, counts, alignment, rows, slots, offsets })
+        let room = first.last().copied().unwrap_or(0);
+        Self::new(stream, layout, ExpertSlots::OnHost { first, counts }, (rows, room), alignment)
     }
 
-    /// Slots, padding included.
-    pub(super) fn rows(&self) -> u32 {
-        self.first.last().copied().unwrap_or(0)
+    /// Room for where at most `rows` rows are to stand, in at most `room` slots. The device finds it, and how many there are.
+    pub(super) fn uncounted(
+        stream: &Arc<Stream>,
+        layout: &Layout,
+        (rows, room): (u32, u32),
+        alignment: u32,
+    ) -> Result<Self, Error> {
+        let local = layout.local_experts() as usize;
+        let (first, counts) = (Array::new(stream, local + 1)?, Array::new(stream, local)?);
+        Self::new(stream, layout, ExpertSlots::OnDevice { first, counts }, (rows, room), alignment)
+    }
+
+    fn new(
+        stream: &Arc<Stream>,
+        layout: &Layout,
+        experts: ExpertSlots<CudaEndpoint>,
+        (rows, room): (u32, u32),
+        alignment: u32,
+    ) -> Result<Self, Error> {
+        let slots = Array::new(stream, rows as usize * layout.shape().topk() as usize)?;
+        let offsets = Array::new(stream, layout.shape().experts() as usize)?;
+        Ok(Self { experts, alignment, rows, room, slots, offsets })
+    }
+
+    /// Slots that there is room for.
+    pub(super) const fn room(&self) -> u32 {
+        self.room
     }
 
     /// What the user is told.
     pub(super) fn told(&self) -> ByExpert<CudaEndpoint> {
-        ByExpert {
-            first: self.first.clone(),
-            counts: self.counts.clone(),
-            slots: self.slots.clone(),
-            offsets: self.offsets.clone(),
-        }
+        ByExpert { experts: self.experts.clone(), slots: self.slots.clone(), offsets: self.offsets.clone() }
     }
 }
 
@@ -78,19 +96,25 @@ impl CudaEndpoint {
     /// Enqueues, behind the kernels that bring the rows, what orders them by expert.
     pub(super) fn spread(&self, call: Call, spreading: &Spreading<'_>) -> Result<(), Error> {
         let Spreading { x, topk_idx, plan, placed, out } = *spreading;
+        let (out_first, out_counts) = match &placed.experts {
+            ExpertSlots::OnDevice { first, counts } if topk_idx != 0 => (first.address(), counts.address()),
+            _ => (0, 0),
+        };
         let args = args::Spread {
             x: x.0,
             scales: x.1,
             topk_idx,
             first_of: plan.first_of(),
             counts: plan.arrived(),
+            out_first,
+            out_counts,
             slots: placed.slots.address(),
             offsets: placed.offsets.address(),
             out: self.address(out),
             out_scales: self.scales(out).0,
             rows: placed.rows,
             alignment: placed.alignment,
-            room: placed.rows(),
+            room: placed.room,
             ..args::Spread::default()
         };
         // SAFETY: rows, choices, plan and slots are memory of the own stream's, for as many rows and slots as the struct says.
@@ -109,15 +133,22 @@ impl CudaEndpoint {
     }
 
     /// Enqueues, before the kernels of a combine, what sums the results `y` of rows by expert.
-    pub(super) fn fold(&self, call: Call, y: &Rows, sums: &Rows, placed: &Placed) -> Result<(), Error> {
+    pub(super) fn fold(
+        &self,
+        call: Call,
+        y: &Rows,
+        sums: &Rows,
+        (plan, placed): (&DevicePlan, &Placed),
+    ) -> Result<(), Error> {
         let args = args::Fold {
             y: self.address(y),
             y_stride: y.stride() as u64,
             slots: placed.slots.address(),
+            first_of: plan.first_of(),
             out: self.address(sums),
             out_stride: sums.stride() as u64,
             rows: placed.rows,
-            room: placed.rows(),
+            room: placed.room,
         };
         // SAFETY: results, slots and sums are memory of the own stream's, for as many rows and slots as the handle says.
         Ok(unsafe { self.device.fold(call, &args) }?)

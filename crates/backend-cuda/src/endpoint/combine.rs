@@ -42,7 +42,7 @@ impl CudaEndpoint {
         let (rings, pulled) = self.way(Kind::Combine, rings, handle.outboxes(), options.outbox);
         let results = y;
         if let Some((placed, sums)) = &folding {
-            self.fold(call, results, sums, placed)?;
+            self.fold(call, results, sums, (plan, placed))?;
         }
         let y = folding.as_ref().map_or(results, |(_, sums)| sums);
         let (offered, copy) = if pulled.is_some() { (None, None) } else { self.offer(y, handle) };

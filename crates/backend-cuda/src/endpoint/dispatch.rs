@@ -59,7 +59,7 @@ impl CudaEndpoint {
     ) -> Result<Received<Self>, Error> {
         let capture = self.begin()?;
         let rings = self.desk.check_options(options)?;
-        self.desk.check_by_expert(options, matches!(routing, Routing::TopK { .. }))?;
+        let slots = self.desk.check_by_expert(options, matches!(routing, Routing::TopK { .. }))?;
         let tokens = self.check_routing(routing)?;
         self.desk.check_x(x.extent(), tokens)?;
         self.check_home("x", x)?;
@@ -105,10 +105,12 @@ impl CudaEndpoint {
         if let Some(exchange) = &told {
             expert_counts = align_counts(exchange.expert_counts(), options.expert_alignment);
         }
-        let placed = match &told {
-            Some(exchange) if options.by_expert => {
-                Some(Placed::new(&stream, self.layout(), exchange, rows, options.expert_alignment)?)
+        let (layout, alignment) = (self.layout(), options.expert_alignment);
+        let placed = match (&told, slots) {
+            (Some(exchange), _) if options.by_expert => {
+                Some(Placed::counted(&stream, layout, exchange, rows, alignment)?)
             }
+            (None, Some(slots)) => Some(Placed::uncounted(&stream, layout, (rows, slots), alignment)?),
             _ => None,
         };
         let room = if options.worst_rows > 0 { options.worst_rows } else { rows };
@@ -365,7 +367,7 @@ impl CudaEndpoint {
             None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
-        let by_expert = batch.placed.map(|placed| Rows::landing(&stream, placed.rows(), &row)).transpose()?;
+        let by_expert = batch.placed.map(|placed| Rows::landing(&stream, placed.room(), &row)).transpose()?;
         let (topk_idx, topk_weights) = (self.room_for(choices)?, self.room_for(choices)?);
         let landing = Landing { block, x, topk_idx, topk_weights, by_expert };
         if landing.block.is_none() && batch.spare {
@@ -455,7 +457,8 @@ impl CudaEndpoint {
         let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
         // Where rows came to, and their scales.
         let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));
-        if batch.zero_spare {
+        // Of rows by expert all spare ones become zeros, and these are not the user's.
+        if batch.zero_spare && batch.placed.is_none() {
             let args = args::Blank { first_of: plan.first_of(), x, scales, rows: batch.room, reserved: 0 };
             // SAFETY: as above, and as much room as the batch was given.
             unsafe { self.device.blank(batch.call, &args) }?;

@@ -37,13 +37,16 @@ const BETWEEN: &str = "nodes_two_of_two";
 /// Rows by expert, brought by every way.
 const BY_EXPERT: &str = "by_expert_every_placement";
 
+/// The same in room for more than come.
+const UNCOUNTED: &str = "by_expert_every_placement_and_counts_that_stay";
+
 /// Many choices of a token at a rank, whose sum shows in which order they are added.
 const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 
 /// Pieces and windows that differ between ranks.
 const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
-pub(crate) const FAULTS: [Fault; 35] = [
+pub(crate) const FAULTS: [Fault; 37] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -66,6 +69,8 @@ pub(crate) const FAULTS: [Fault; 35] = [
     fault(Plant::SlotOffByOne, BY_EXPERT, &["byte of the rows by expert"]),
     fault(Plant::ShareEarly, BY_EXPERT, &["choices of an expert", "slots", "offsets"]),
     fault(Plant::PaddingLeft, BY_EXPERT, &["byte of the rows by expert"]),
+    fault(Plant::RoomLeft, UNCOUNTED, &["byte of the rows by expert"]),
+    fault(Plant::SpareSlotsLeft, UNCOUNTED, &["slots"]),
     fault(Plant::ChoiceUntold, BY_EXPERT, &["choices of an expert"]),
     fault(Plant::ForeignChoice, BY_EXPERT, &["local experts of the choices received"]),
     fault(Plant::FoldDescending, MANY_CHOICES, &["combined_x"]),

@@ -29,6 +29,7 @@ type Case = (&'static str, fn() -> Verdict);
 const CASES: &[Case] = &[
     ("graphs_cached_dispatch_and_combine_replay", throughput::cached),
     ("graphs_rows_by_expert_replay", throughput::by_expert),
+    ("graphs_worst_case_rows_by_expert_follow_the_routing", throughput::by_expert_worst_case),
     ("graphs_combine_of_rows_from_anywhere_replays", throughput::from_anywhere),
     ("graphs_worst_case_dispatch_follows_the_routing", throughput::worst_case),
     ("graphs_replays_and_calls_mix", throughput::mixed),

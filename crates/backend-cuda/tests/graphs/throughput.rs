@@ -3,7 +3,7 @@
 use ep_conformance::drive::{Round, round};
 use ep_conformance::verify::{bits_of, bytes_of};
 use ep_conformance::workload::Batch;
-use ep_core::engine::{Combine, Dispatch, Handle, Received};
+use ep_core::engine::{Combine, Dispatch, ExpertSlots, Handle, Received};
 use ep_core::{Endpoint, Error, Placement, Rank};
 use ep_cuda::driver::Graph;
 use ep_cuda::{CudaEndpoint, Rows};
@@ -112,6 +112,76 @@ pub(crate) fn by_expert() -> Verdict {
         })?;
         Ok(())
     })
+}
+
+/// Rows by expert whose number stays on the device: where they stand follows the routing of each replay. Ordinary calls, whose counts come to the
+/// host, say where that is.
+pub(crate) fn by_expert_worst_case() -> Verdict {
+    let ways = [Placement::Ring, Placement::Direct].into_iter().map(Layer::new);
+    let nodes = [Placement::Direct].into_iter().map(Layer::over_nodes);
+    ways.chain(nodes).try_for_each(|layer| by_expert_worst_case_on(&layer.map_err(text)?))
+}
+
+fn by_expert_worst_case_on(layer: &Layer) -> Verdict {
+    let first = layer.batches(0).map_err(text)?;
+    let known = Dispatch { by_expert: true, expert_alignment: 4, ..Dispatch::default() };
+    let sizes = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let mut input = Uploaded::new(&mut ep, &first[me])?;
+        let options = Dispatch { by_expert: true, expert_alignment: 4, ..WORST };
+        let (mut graph, got, back) = fresh(&mut ep, &input, &options).await?;
+        layer.meet()?;
+        let mut sizes = std::collections::BTreeSet::new();
+        for turn in 1..=turns(REPLAYS, 9) {
+            let mut batch = layer.batches(turn)?.swap_remove(me);
+            batch.drop_choices((turn % 4) as f64 / 4.0, turn, ep.rank())?;
+            input.replace(&mut ep, &batch)?;
+            replay(&ep, &mut graph)?;
+            let plain = ep.dispatch_with(&input.x, &input.routing(), &known).await?;
+            let weights = Combine { topk_weights: Some(&plain.topk_weights), ..Combine::default() };
+            let sums = ep.combine(&plain.x, &plain.handle, weights).await?;
+            same_places(&ep, turn, &got, &plain)?;
+            same("sums of an ordinary call", turn, &ep.bytes(&back.x)?, &ep.bytes(&sums.x)?)?;
+            let [mine, theirs] = [&back.topk_weights, &sums.topk_weights].map(|sums| ep.values(sums));
+            same("weights of an ordinary call", turn, &mine?, &theirs?)?;
+            sizes.insert(plain.x.rows());
+            if turn % 4 == 0 {
+                let cached = ep.redispatch(&input.x, &got.handle).await?;
+                same_places(&ep, turn, &cached, &plain)?;
+                let sums = ep.combine(&cached.x, &cached.handle, Combine::default()).await?;
+                same("sums of a cached call", turn, &ep.bytes(&sums.x)?, &ep.bytes(&back.x)?)?;
+            }
+        }
+        Ok(sizes.len())
+    })?;
+    if sizes.iter().any(|&sizes| sizes < 3) {
+        return Err(format!("{sizes:?} different numbers of rows came: the routing did not change"));
+    }
+    Ok(())
+}
+
+/// Rows by expert in room for more than come stand where those stand whose number the host knows, with zeros behind them.
+fn same_places(
+    ep: &CudaEndpoint,
+    turn: u64,
+    got: &Received<CudaEndpoint>,
+    plain: &Received<CudaEndpoint>,
+) -> Result<(), Error> {
+    let missing = || Error::invalid("rows by expert", "told otherwise", "as they were asked for");
+    let (roomy, exact) = (got.by_expert.as_ref().ok_or_else(missing)?, plain.by_expert.as_ref().ok_or_else(missing)?);
+    let ExpertSlots::OnDevice { first, counts } = &roomy.experts else { return Err(missing()) };
+    let ExpertSlots::OnHost { first: known_first, counts: known_counts } = &exact.experts else {
+        return Err(missing());
+    };
+    same("first slots", turn, &ep.values(first)?, known_first)?;
+    same("rows of experts", turn, &ep.values(counts)?, known_counts)?;
+    let mut slots = ep.values(&exact.slots)?;
+    slots.resize(roomy.slots.len(), -1);
+    same("slots", turn, &ep.values(&roomy.slots)?, &slots)?;
+    same("offsets", turn, &ep.values(&roomy.offsets)?, &ep.values(&exact.offsets)?)?;
+    let mut bytes = ep.bytes(&plain.x)?;
+    bytes.resize(got.handle.result_rows() as usize * ep.shape().row_bytes() as usize, 0);
+    same("bytes", turn, &ep.bytes(&got.x)?, &bytes)
 }
 
 /// Captures a cached dispatch of `x` and a combine of what it brings.

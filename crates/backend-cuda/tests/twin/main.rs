@@ -44,7 +44,7 @@ const DEADLINE: Nanos = Nanos::from_secs(6);
 
 /// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units, of
 /// rows by expert.
-const FOUND: [Plant; 17] = [
+const FOUND: [Plant; 19] = [
     Plant::LowUnitsTorn,
     Plant::LowResultsTorn,
     Plant::TailBeforeData,
@@ -56,6 +56,8 @@ const FOUND: [Plant; 17] = [
     Plant::SlotOffByOne,
     Plant::ShareEarly,
     Plant::PaddingLeft,
+    Plant::RoomLeft,
+    Plant::SpareSlotsLeft,
     Plant::ChoiceUntold,
     Plant::ForeignChoice,
     Plant::FoldDescending,

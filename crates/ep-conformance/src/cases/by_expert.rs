@@ -7,6 +7,7 @@ use ep_core::{Element, Endpoint, Error, Placement, Rank, RankSet, Scaling};
 use serde::{Deserialize, Serialize};
 
 use super::fixture::{Layer, Verdict, allowed, direct, ensure, finished, layer, placements, pulled, scenario, text};
+use crate::arrival::Arrival;
 use crate::backend::{Backend, Requirement, Setup};
 use crate::by_expert::{How, Seen, cached_round, compare, round};
 use crate::drive::{self, Round, bias_rows, upload};
@@ -16,6 +17,28 @@ use crate::verify::{self, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
 
 const ALIGNMENTS: [u32; 3] = [1, 8, 128];
+
+/// How the rows by expert of a scenario are asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) alignment: u32,
+    /// Rows to make room for beyond those that come, whose number stays in the machine's memory; none: the host hears of it.
+    pub(super) spare: Option<u32>,
+}
+
+impl From<u32> for Asked {
+    fn from(alignment: u32) -> Self {
+        Self { alignment, spare: None }
+    }
+}
+
+impl Asked {
+    /// Rows to make room for where `rows` come, of a communicator's setup; 0 for those that come.
+    fn worst_rows(self, setup: &Setup, rows: usize) -> u32 {
+        let most = setup.topology.ranks().saturating_mul(setup.shape.max_tokens());
+        self.spare.map_or(0, |spare| (rows as u32).saturating_add(spare).clamp(1, most))
+    }
+}
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
@@ -32,12 +55,24 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             coded_rows(backend, Element::Int8)
         }),
         case("by_expert_over_several_nodes", &[Requirement::ByExpert, Requirement::Nodes], nodes::<B>),
+        case("by_expert_counts_that_stay_on_the_device", own, uncounted::<B>),
+        case("by_expert_every_placement_and_counts_that_stay", own, uncounted_everywhere::<B>),
+        case("by_expert_coded_rows_and_counts_that_stay", own, |backend| {
+            let coded = Scenario { element: Element::Fp8(Scaling::Exact), hidden: 400, ..scenario(2, 12) };
+            check(backend, &coded, Asked { alignment: 8, spare: Some(9) })
+        }),
+        case(
+            "by_expert_over_several_nodes_and_counts_that_stay",
+            &[Requirement::ByExpert, Requirement::Nodes],
+            |backend| check(backend, &between_nodes(), Asked { alignment: 8, spare: Some(6) }),
+        ),
         case(
             "by_expert_after_a_rank_has_gone",
             &[Requirement::ByExpert, Requirement::Departures],
             after_a_failure::<B>,
         ),
         case("by_expert_a_token_may_name_an_expert_twice", own, repeats::<B>),
+        case("by_expert_more_choices_than_there_is_room_for_fail", own, too_many_choices::<B>),
         case("by_expert_what_cannot_be_is_refused_and_costs_nothing", own, refusals::<B>),
     ]
 }
@@ -58,12 +93,12 @@ struct Stage {
     world: World,
     /// Of each round.
     batches: [Vec<Batch>; 2],
-    /// `[ranks]`.
-    how: Vec<How>,
+    /// Of each batch, `[ranks]`.
+    how: [Vec<How>; 2],
 }
 
 impl Stage {
-    fn new(scenario: &Scenario, alignment: u32) -> Result<Self, Error> {
+    fn new(scenario: &Scenario, asked: Asked) -> Result<Self, Error> {
         let setup = scenario.setup()?;
         let world = World::new(setup.shape, setup.topology, RankSet::new())?;
         let drawn = |seed| {
@@ -72,20 +107,27 @@ impl Stage {
         };
         let (first, second) = (drawn(scenario.seed), drawn(scenario.seed.wrapping_add(77)));
         let (return_weights, bias) = (scenario.seed.is_multiple_of(2), scenario.seed as usize % 3);
-        let how = setup
-            .topology
-            .all()
-            .map(|rank| Ok(How { rings: None, alignment, return_weights, bias: bias_rows(&first, rank, bias)? }));
-        let how = how.collect::<Result<_, Error>>()?;
-        Ok(Self { batches: [first.batches()?, second.batches()?], setup, world, how })
+        let batches = [first.batches()?, second.batches()?];
+        let how = |batches: &[Batch]| -> Result<Vec<How>, Error> {
+            let arrivals = setup.topology.all().zip(Arrival::expected(&world, batches));
+            let how = arrivals.map(|(rank, arrival)| {
+                let worst_rows = asked.worst_rows(&setup, arrival.received.rows());
+                let bias = bias_rows(&first, rank, bias)?;
+                Ok(How { rings: None, alignment: asked.alignment, worst_rows, return_weights, bias })
+            });
+            how.collect()
+        };
+        let how = [how(&batches[0])?, how(&batches[1])?];
+        Ok(Self { batches, setup, world, how })
     }
 
     async fn play<E: Endpoint>(&self, ep: &mut E) -> Result<Story, Error> {
         let at = ep.rank().index();
         let [first, second] = [0, 1].map(|round| &self.batches[round][at]);
-        let (before, _) = round(ep, &self.world, second, &self.how[at]).await?;
-        let (fresh, handle) = round(ep, &self.world, first, &self.how[at]).await?;
-        let cached = cached_round(ep, &self.world, second, &handle, &self.how[at]).await?;
+        let [how, how_before] = [0, 1].map(|round| &self.how[round][at]);
+        let (before, _) = round(ep, &self.world, second, how_before).await?;
+        let (fresh, handle) = round(ep, &self.world, first, how).await?;
+        let cached = cached_round(ep, &self.world, second, &handle, how).await?;
         let plain = Round { return_weights: true, ..Round::default() };
         let (plain, _) = drive::round(ep, &self.world, first, &plain).await?;
         Ok(Story { before, fresh, cached, plain })
@@ -101,30 +143,35 @@ impl Stage {
             cached.push(story.cached);
             plain.push(story.plain);
         }
-        compare(&self.world, (second, second), &self.how, false, &before).map_err(text)?;
-        let compared = compare(&self.world, (first, first), &self.how, false, &fresh).map_err(text)?;
+        let [how, how_before] = &self.how;
+        compare(&self.world, (second, second), how_before, false, &before).map_err(text)?;
+        let compared = compare(&self.world, (first, first), how, false, &fresh).map_err(text)?;
         let has_tokens = first.iter().any(|batch| batch.tokens > 0);
         ensure(!has_tokens || compared.values > 0, || "nothing was compared".into())?;
-        compare(&self.world, (first, second), &self.how, true, &cached)
-            .map_err(|mismatch| format!("cached: {mismatch}"))?;
+        compare(&self.world, (first, second), how, true, &cached).map_err(|mismatch| format!("cached: {mismatch}"))?;
         verify::run(&self.world, first, &plain).map_err(|mismatch| format!("by source afterwards: {mismatch}"))?;
         Ok(())
     }
 }
 
 /// Plays a scenario's communicator by expert, in a setup that may plant something.
-pub(super) fn check_in<B: Backend>(backend: &B, scenario: &Scenario, alignment: u32, setup: Option<&Setup>) -> Verdict {
-    let stage = Stage::new(scenario, alignment).map_err(text)?;
+pub(super) fn check_in<B: Backend>(
+    backend: &B,
+    scenario: &Scenario,
+    asked: impl Into<Asked>,
+    setup: Option<&Setup>,
+) -> Verdict {
+    let stage = Stage::new(scenario, asked.into()).map_err(text)?;
     let outcomes = backend.run(setup.unwrap_or(&stage.setup), async |mut ep| stage.play(&mut ep).await)?;
     stage.compare(finished(outcomes)?)
 }
 
 /// Plays it under several seeds.
-fn check<B: Backend>(backend: &B, scenario: &Scenario, alignment: u32) -> Verdict {
+fn check<B: Backend>(backend: &B, scenario: &Scenario, asked: impl Into<Asked>) -> Verdict {
+    let asked = asked.into();
     (0..backend.seeds(3)).try_for_each(|more| {
         let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
-        check_in(backend, &scenario, alignment, None)
-            .map_err(|error| format!("seed {}, alignment {alignment}: {error}", scenario.seed))
+        check_in(backend, &scenario, asked, None).map_err(|error| format!("seed {}, {asked:?}: {error}", scenario.seed))
     })
 }
 
@@ -183,8 +230,35 @@ fn coded_rows<B: Backend>(backend: &B, element: Element) -> Verdict {
     check(backend, &Scenario { element, hidden: 48, ..direct(3, 12) }, 1)
 }
 
+/// Room for just the rows that come, for some more, and for all that can.
+fn uncounted<B: Backend>(backend: &B) -> Verdict {
+    for (alignment, spare) in [(1, 0), (3, 4), (8, u32::MAX)] {
+        let asked = Asked { alignment, spare: Some(spare) };
+        check(backend, &Scenario { local_experts: 4, drop: 0.3, ..scenario(3, 11) }, asked)?;
+    }
+    // Fewer experts than choices of a token.
+    let asked = Asked { alignment: 3, spare: Some(2) };
+    check(backend, &Scenario { local_experts: 2, topk: 4, ..scenario(2, 9) }, asked)?;
+    // Some ranks, or all, have nothing to send, or to receive.
+    check(backend, &Scenario { tokens: vec![5, 0], ..scenario(2, 0) }, asked)?;
+    check(backend, &Scenario { drop: 1.0, ..scenario(2, 9) }, asked)?;
+    check(backend, &Scenario { routing: RoutingKind::Single, topk: 1, ..scenario(3, 12) }, asked)
+}
+
+fn uncounted_everywhere<B: Backend>(backend: &B) -> Verdict {
+    for placement in placements(backend) {
+        let scenario = if placement == Placement::Pulled { pulled(3, 15) } else { direct(3, 15) };
+        check(backend, &Scenario { placement, ..scenario }, Asked { alignment: 8, spare: Some(5) })?;
+    }
+    Ok(())
+}
+
+fn between_nodes() -> Scenario {
+    Scenario { nodes: 2, topk: 5, ..scenario(4, 14) }
+}
+
 fn nodes<B: Backend>(backend: &B) -> Verdict {
-    check(backend, &Scenario { nodes: 2, topk: 5, ..scenario(4, 14) }, 8)?;
+    check(backend, &between_nodes(), 8)?;
     check(backend, &Scenario { nodes: 3, tokens: vec![40, 0, 3], ..scenario(3, 0) }, 128)
 }
 
@@ -256,6 +330,35 @@ fn repeats<B: Backend>(backend: &B) -> Verdict {
     ensure(seen.iter().all(|seen| seen.2 == two), || "a token's two choices are not summed".into())
 }
 
+/// A rank makes room for one choice of a row, as its tokens name an expert once. Another's names it twice.
+fn too_many_choices<B: Backend>(backend: &B) -> Verdict {
+    let scenario = Scenario { local_experts: 1, topk: 2, ..scenario(2, 1) };
+    let Stage { setup, world, batches: [batches, _], how: [how, _] } =
+        Stage::new(&scenario, Asked { alignment: 1, spare: Some(0) }).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let me = ep.rank().index();
+        let (x, _) = upload(&mut ep, &batches[me])?;
+        let topk_idx = ep.array(if me == 0 { &[1i64, 1] } else { &[-1i64, -1] })?;
+        let routing = Routing::TopK { topk_idx, topk_weights: None };
+        let one = Dispatch { by_expert: true, worst_rows: 1, device_counts: true, ..Dispatch::default() };
+        let said = match ep.dispatch_with(&x, &routing, &Dispatch { repeats: me == 0, ..one }).await {
+            // Where the host does not wait, the next call tells. The other rank had nothing to wait for.
+            Ok(got) if me == 1 => {
+                let y = ep.rows(&vec![0; ep.shape().result_bytes() as usize], 1)?;
+                ep.combine(&y, &got.handle, Combine::default()).await.err()
+            }
+            outcome => outcome.err(),
+        };
+        ep.recover(&RankSet::new()).await?;
+        let said = said.and_then(|error| error.failure().map(|failure| failure.fault.to_string()));
+        Ok((said, round(&mut ep, &world, &batches[me], &how[me]).await?.0))
+    })?;
+    let (said, seen): (Vec<_>, Vec<_>) = finished(outcomes)?.into_iter().unzip();
+    let expected = "rows by expert is 1 here and 2 on rank 1";
+    ensure(said[1].as_deref() == Some(expected), || format!("rank 1 said {:?}, expected {expected}", said[1]))?;
+    compare(&world, (&batches, &batches), &how, false, &seen).map_err(text).map(drop)
+}
+
 fn refusals<B: Backend>(backend: &B) -> Verdict {
     let Layer { setup, batches } = layer(2, 4, 1, Placement::Ring).map_err(text)?;
     let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
@@ -269,7 +372,7 @@ fn refusals<B: Backend>(backend: &B) -> Verdict {
         let cases = [
             (&membership, by_expert.clone()),
             (&routing, Dispatch { worst_rows: 8, ..by_expert.clone() }),
-            (&routing, Dispatch { worst_rows: 8, device_counts: true, ..by_expert.clone() }),
+            (&routing, Dispatch { device_counts: true, ..by_expert.clone() }),
             (&routing, Dispatch { expert_alignment: 0, ..by_expert.clone() }),
             (&routing, Dispatch { expert_alignment: (1 << 29) + 1, ..by_expert }),
         ];
@@ -288,8 +391,10 @@ fn refusals<B: Backend>(backend: &B) -> Verdict {
     for (said, rows, saw) in finished(outcomes)? {
         let expected = [
             "routing of a dispatch by expert is a membership, allowed: choices, topk_idx".to_owned(),
-            "worst-case rows of a dispatch by expert is 8, allowed: 0: rows by expert are as many as come".to_owned(),
-            "worst-case rows of a dispatch by expert is 8, allowed: 0: rows by expert are as many as come".to_owned(),
+            "worst-case rows of a dispatch by expert is 8, allowed: 0, or with device counts: where the host knows them, \
+             rows by expert are as many as come"
+                .to_owned(),
+            "worst-case rows of a dispatch with device counts is 0, allowed: at least 1".to_owned(),
             "expert alignment is 0, allowed: at least 1".to_owned(),
             "expert alignment of a dispatch by expert is 536870913, allowed: at most 536870912, for 2 local experts"
                 .to_owned(),

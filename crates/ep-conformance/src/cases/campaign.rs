@@ -68,10 +68,12 @@ fn possible<B: Backend>(backend: &B, haunted: bool) -> impl Strategy<Value = Sce
 /// A fourth of the others' number: it has four rounds of each.
 fn sorted<B: Backend>(backend: &B) -> Result<(), String> {
     let alignment = proptest::sample::select(&[1u32, 3, 8, 128][..]);
+    let spare = proptest::option::of(proptest::sample::select(&[0u32, 1, 20, u32::MAX][..]));
+    let asked = (alignment, spare).prop_map(|(alignment, spare)| by_expert::Asked { alignment, spare });
     let file = "proptest-regressions/campaign_by_expert.txt";
     let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
-    campaign(BY_EXPERT, file, share, (possible(backend, false), alignment), |(scenario, alignment)| {
-        by_expert::check_in(backend, &scenario, alignment, None)
+    campaign(BY_EXPERT, file, share, (possible(backend, false), asked), |(scenario, asked)| {
+        by_expert::check_in(backend, &scenario, asked, None)
     })
 }
 

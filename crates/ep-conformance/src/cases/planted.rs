@@ -135,15 +135,17 @@ fn over_outboxes<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn by_expert_faults<B: Backend>(backend: &B) -> Verdict {
-    let caught = |plant, signs: &[&str]| {
+    let caught = |plant, spare, signs: &[&str]| {
         hunt(plant, signs, |seed| {
             let scenario = Scenario { seed, topk: 6, local_experts: 4, ..scenario(2, 9) };
-            (scenario.setup(), move |setup: &Setup| by_expert::check_in(backend, &scenario, 8, Some(setup)))
+            let asked = by_expert::Asked { alignment: 8, spare };
+            (scenario.setup(), move |setup: &Setup| by_expert::check_in(backend, &scenario, asked, Some(setup)))
         })
     };
-    caught(Plant::PaddingLeft, &["byte of the rows by expert"])?;
-    caught(Plant::SlotOffByOne, &["byte of the rows by expert"])?;
-    caught(Plant::ChoicesDescending, &["combined_x"])
+    caught(Plant::PaddingLeft, None, &["byte of the rows by expert"])?;
+    caught(Plant::RoomLeft, Some(u32::MAX), &["byte of the rows by expert"])?;
+    caught(Plant::SlotOffByOne, None, &["byte of the rows by expert"])?;
+    caught(Plant::ChoicesDescending, None, &["combined_x"])
 }
 
 /// Who waits in throughput mode blames a rank that waits in low latency.

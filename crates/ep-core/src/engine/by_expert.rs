@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::HostRows;
-use super::endpoint::{ByExpert, Endpoint};
+use super::endpoint::{ByExpert, Endpoint, ExpertSlots};
 use crate::buffers::Pool;
 use crate::error::Fault;
-use crate::layout::{Block, RowFormat};
+use crate::layout::{Block, Mismatch, RowFormat};
 use crate::machine::{Machine, Window};
 use crate::plan::{Expansion, LocalChoices};
 use crate::plant::Plant;
@@ -25,20 +25,19 @@ pub(super) struct Spread<W: Window> {
 /// How the rows of a dispatch are to stand by expert.
 #[derive(Clone, Copy)]
 pub(super) enum Order<'a> {
-    /// The first row of each expert at a multiple of this.
-    Aligned(u32),
+    /// The first row of each expert at a multiple of `alignment`. `room`: slots to make room for; absent: as many as come.
+    Aligned { alignment: u32, room: Option<u32> },
     /// As in the dispatch that is replayed.
     Replayed(&'a Arc<Expansion>),
 }
 
 impl Order<'_> {
-    /// Room for the rows, where each expert has so many choices.
+    /// Room for the rows, where each expert has so many choices unless there shall be room for more.
     pub(super) fn room<W: Window>(self, pool: &Pool, format: &RowFormat, counts: &[u32]) -> Result<HostRows<W>, Fault> {
         let slots = match self {
             Self::Replayed(expansion) => Some(expansion.rows()),
-            Self::Aligned(alignment) => {
-                Expansion::first_slots(counts, alignment).ok().and_then(|first| first.last().copied())
-            }
+            Self::Aligned { room: Some(slots), .. } => Some(slots),
+            Self::Aligned { alignment, room: None } => told_slots(counts, alignment),
         };
         // More slots than there can be would need more memory than there is.
         let slots = slots.ok_or(Fault::NoMemory { bytes: format.payload_bytes() << 31 })?;
@@ -46,17 +45,24 @@ impl Order<'_> {
     }
 }
 
-/// Copies each row that came, which lies in `block` or in `taken`, to the slots of its choices in `x`; the others become zeros.
+/// Slots of experts that have so many choices; none where they cannot be numbered.
+fn told_slots(counts: &[u32], alignment: u32) -> Option<u32> {
+    Expansion::first_slots(counts, alignment).ok().and_then(|first| first.last().copied())
+}
+
+/// Copies each row that came, which lies in `block` or in `taken`, to the slots of its choices in `x`; the others become zeros. `counts`: choices of
+/// each expert by what the ranks told each other.
 pub(super) fn spread<M: Machine>(
     operation: &Operation<'_, M>,
     port: &impl Port,
     (taken, block): (&Taken<M::Window>, Option<&Block>),
+    counts: &[u32],
     order: Order<'_>,
     mut x: HostRows<M::Window>,
 ) -> Result<Spread<M::Window>, Fault> {
     let expansion = match order {
         Order::Replayed(expansion) => Arc::clone(expansion),
-        Order::Aligned(alignment) => Arc::new(placed(operation, taken, alignment, x.rows())?),
+        Order::Aligned { alignment, .. } => Arc::new(placed(operation, taken, counts, alignment, x.rows())?),
     };
     let mut payload = vec![0; operation.layout.row().payload_bytes() as usize];
     let off = u32::from(operation.plants(Plant::SlotOffByOne));
@@ -71,36 +77,52 @@ pub(super) fn spread<M: Machine>(
         }
     }
     payload.fill(0);
-    for slot in expansion.padding().filter(|_| !operation.plants(Plant::PaddingLeft)) {
+    let used = expansion.first().last().copied().unwrap_or(0);
+    let is_left = |slot| operation.plants(if slot < used { Plant::PaddingLeft } else { Plant::RoomLeft });
+    for slot in expansion.padding().filter(|&slot| !is_left(slot)) {
         port.charge(Work::Row { bytes: payload.len() as u64 });
         x.write(slot, &payload)?;
     }
     Ok(Spread { x, expansion })
 }
 
-/// Where the choices of the rows that came stand. `slots`: how many there are by what the ranks told each other.
+/// Where the choices of the rows that came stand, in room for `slots`.
 fn placed<M: Machine>(
     operation: &Operation<'_, M>,
     taken: &Taken<M::Window>,
+    counts: &[u32],
     alignment: u32,
     slots: u32,
 ) -> Result<Expansion, Fault> {
     let (local, ranks) = (operation.layout.local_experts(), operation.layout.topology().ranks());
-    let choices = LocalChoices { topk_idx: &taken.topk_idx, source_rank: &taken.source_rank };
+    let (topk, rows) = (operation.layout.row().topk(), taken.source_rank.len());
+    // Behind them there may be room for rows that did not come.
+    let arrived = taken.arrived as usize;
+    let topk_idx = &taken.topk_idx[..arrived * topk as usize];
+    let choices = LocalChoices { topk_idx, source_rank: &taken.source_rank[..arrived] };
     let expansion = Expansion::new(choices, ranks, local, alignment).map_err(|_| {
-        let last = taken.topk_idx.iter().copied().max().unwrap_or(-1);
+        let last = topk_idx.iter().copied().max().unwrap_or(-1);
         let (mine, theirs) = (local.into(), (last + 1) as u64);
         Fault::Mismatch { field: "local experts of the choices received", mine, theirs, peer: operation.me }
     })?;
-    operation.agree("rows by expert", slots, expansion.rows(), operation.me)?;
-    Ok(expansion)
+    let (told, found) = (told_slots(counts, alignment).unwrap_or(u32::MAX), expansion.rows());
+    operation.agree("rows by expert", told, found, operation.me)?;
+    let (mine, theirs) = (slots.into(), found.into());
+    let too_many = |_| Fault::Mismatch { field: Mismatch::Slots.name(), mine, theirs, peer: operation.me };
+    expansion.in_room(topk, rows as u32, slots).map_err(too_many)
 }
 
-/// What the user is told of an expansion.
-pub(super) fn told<E: Endpoint<Array<i32> = Vec<i32>>>(expansion: &Expansion) -> ByExpert<E> {
+/// What the user is told of an expansion; `on_device`: not on the host.
+pub(super) fn told<E>(expansion: &Expansion, on_device: bool) -> ByExpert<E>
+where
+    E: Endpoint<Array<i32> = Vec<i32>, Array<u32> = Vec<u32>>,
+{
+    let (first, counts) = (expansion.first().to_vec(), expansion.counts().to_vec());
     ByExpert {
-        first: expansion.first().to_vec(),
-        counts: expansion.counts().to_vec(),
+        experts: match on_device {
+            true => ExpertSlots::OnDevice { first, counts },
+            false => ExpertSlots::OnHost { first, counts },
+        },
         slots: expansion.slots().to_vec(),
         offsets: expansion.offsets().to_vec(),
     }

@@ -5,7 +5,7 @@ use super::endpoint::Dispatch;
 use super::handle::Handle;
 use crate::buffers::Extent;
 use crate::error::Error;
-use crate::plan::tokens_of;
+use crate::plan::{Expansion, tokens_of};
 use crate::settings::Rings;
 use crate::topology::Rank;
 
@@ -93,19 +93,20 @@ impl Desk {
         Ok(rings)
     }
 
-    /// Checks that a dispatch may be by expert, if it shall; `has_choices`: its routing is one of choices.
+    /// Checks that a dispatch may be by expert, if it shall; `has_choices`: its routing is one of choices. Slots to make room for, where it
+    /// shall and their number is to stay in the machine's memory.
     ///
     /// # Errors
     /// [`Error::Invalid`].
-    pub fn check_by_expert(&self, options: &Dispatch, has_choices: bool) -> Result<(), Error> {
+    pub fn check_by_expert(&self, options: &Dispatch, has_choices: bool) -> Result<Option<u32>, Error> {
         if !options.by_expert {
-            return Ok(());
+            return Ok(None);
         }
         if !has_choices {
             return Err(Error::invalid("routing of a dispatch by expert", "a membership", "choices, topk_idx"));
         }
-        if options.worst_rows > 0 {
-            let limit = "0: rows by expert are as many as come";
+        if options.worst_rows > 0 && !options.device_counts {
+            let limit = "0, or with device counts: where the host knows them, rows by expert are as many as come";
             return Err(Error::invalid("worst-case rows of a dispatch by expert", options.worst_rows, limit));
         }
         let (alignment, local) = (options.expert_alignment, self.layout().local_experts());
@@ -113,7 +114,13 @@ impl Desk {
             let limit = format_args!("at most {}, for {local} local experts", MOST_PADDING / u64::from(local));
             return Err(Error::invalid("expert alignment of a dispatch by expert", alignment, limit));
         }
-        Ok(())
+        if !options.device_counts {
+            return Ok(None);
+        }
+        // A token names an expert once, unless it may do so more often.
+        let topk = self.shape().topk();
+        let choices = if options.repeats { topk } else { topk.min(local) };
+        Expansion::most_slots(options.worst_rows, choices, local, alignment).map(Some)
     }
 
     /// Checks the lengths of `choices` and of their weights. Tokens of the batch.

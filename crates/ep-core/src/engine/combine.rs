@@ -35,7 +35,11 @@ impl<M: Machine> Engine<M> {
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
         let reduction = Reduction::new(options.bias, self.pool.take(tokens * self.result_bytes())?, weights);
         let mut sums = match &routed.expansion {
-            Some(expansion) => Some((expansion, by_expert::sums(&self.pool, handle.rows(), self.result_bytes())?)),
+            Some(expansion) => {
+                // As many as came, whatever there is room for.
+                let rows = routed.exchange.received(self.desk.me);
+                Some((expansion, by_expert::sums(&self.pool, rows, self.result_bytes())?))
+            }
             None => None,
         };
         // Only the rows that this machine's peers can reach are offered to them.

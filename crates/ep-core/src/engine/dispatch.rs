@@ -36,6 +36,8 @@ struct Batch<'a, M: Machine> {
     alignment: u32,
     /// How the rows are to stand by expert, if they are.
     order: Option<Order<'a>>,
+    /// Whether the slots of experts stay in the machine's memory, too.
+    places_on_device: bool,
 }
 
 /// What a dispatch's roles brought.
@@ -63,12 +65,13 @@ impl<M: Machine> Engine<M> {
         let rings = self.desk.check_options(options)?;
         let (plan, choices) = self.plan(routing, options.repeats)?;
         let plan = Arc::new(plan);
-        self.desk.check_by_expert(options, choices.is_some())?;
+        let slots = self.desk.check_by_expert(options, choices.is_some())?;
         self.desk.check_x(x.extent(), plan.tokens())?;
         // What was asked for and is not to be had is refused before anything moves. (What there is, the operation takes from the pool.)
         if options.worst_rows > 0 && self.desk.settings().placement() != Placement::Direct {
             HostRows::<M::Window>::landing(&self.pool, options.worst_rows, self.desk.layout.row())?;
         }
+        slots.map(|slots| HostRows::<M::Window>::landing(&self.pool, slots, self.desk.layout.row())).transpose()?;
         let batch = Batch {
             kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
             rings,
@@ -80,7 +83,8 @@ impl<M: Machine> Engine<M> {
             zero_spare: options.zero_spare,
             device_counts: options.device_counts,
             alignment: options.expert_alignment,
-            order: options.by_expert.then_some(Order::Aligned(options.expert_alignment)),
+            order: options.by_expert.then_some(Order::Aligned { alignment: options.expert_alignment, room: slots }),
+            places_on_device: options.device_counts,
         };
         self.move_batch(batch).await
     }
@@ -108,6 +112,7 @@ impl<M: Machine> Engine<M> {
             device_counts: false,
             alignment: 1,
             order: routed.expansion.as_ref().map(Order::Replayed),
+            places_on_device: routed.places_on_device,
         };
         self.move_batch(batch).await
     }
@@ -166,7 +171,8 @@ impl<M: Machine> Engine<M> {
             }
             None => taken.x,
         };
-        if batch.zero_spare {
+        // Of rows by expert all spare ones are zeros by now, and these are not the user's.
+        if batch.zero_spare && spread.is_none() {
             x.zero_from(rows)?;
         }
         let (mut expert_counts, mut counts) = (Vec::new(), None);
@@ -187,10 +193,13 @@ impl<M: Machine> Engine<M> {
         steps.inspect(|steps| self.desk.ways.in_outboxes(steps));
         self.desk.ways.dispatched(bound, matches!(x, HostRows::Leased(_)));
         let (x, by_expert, expansion) = match spread {
-            Some(Spread { x, expansion }) => (x, Some(by_expert::told(&expansion)), Some(expansion)),
+            Some(Spread { x, expansion }) => {
+                (x, Some(by_expert::told(&expansion, batch.places_on_device)), Some(expansion))
+            }
             None => (x, None, None),
         };
-        let routed = Routed { plan, exchange, by_node, fanout, source_token, expansion, zero_spare: batch.zero_spare };
+        let Batch { zero_spare, places_on_device, .. } = batch;
+        let routed = Routed { plan, exchange, by_node, fanout, source_token, expansion, places_on_device, zero_spare };
         self.count_rows(&routed, true);
         let routing = handle::Routing::Here(routed);
         let inner = Inner { mark: self.desk.mark(), op, rings: batch.rings, outboxes, tokens, rows: bound, routing };
@@ -285,7 +294,10 @@ async fn exchange_rows<M: Machine>(
     let mut control = Control::open(operation);
     control.done().await?;
     let spread = match room {
-        Some((order, x)) => Some(by_expert::spread(operation, control.port(), (&taken, granted.as_ref()), order, x)?),
+        Some((order, x)) => {
+            let (arrived, counts) = ((&taken, granted.as_ref()), exchange.expert_counts());
+            Some(by_expert::spread(operation, control.port(), arrived, counts, order, x)?)
+        }
         None => None,
     };
     let fanout = fanout.chunks(operation.rings.channels as usize).map(merged).collect();

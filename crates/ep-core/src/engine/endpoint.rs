@@ -75,8 +75,12 @@ pub struct Dispatch {
     /// side by side, ordered by (source rank, token, choice); the first row of each expert is at a multiple of `expert_alignment`; what lies
     /// between is zeros. [`Received::by_expert`] says where each stands, and combine takes results in the same layout.
     ///
-    /// Not for [`Routing::Membership`], `worst_rows` or `device_counts`, and with an alignment of at most 2^30 / local experts. Backends that do
-    /// not have it refuse it, [`Error::Unsupported`].
+    /// With `device_counts` there is room for as many rows by expert as `worst_rows` can become: `worst_rows` times the lesser of topk and local
+    /// experts (topk with `repeats`), and `expert_alignment - 1` for each local expert, rounded up to the alignment; at most 2^31 - 1. All that is
+    /// no row is zeros, to the end of the room.
+    ///
+    /// Not for [`Routing::Membership`], nor for `worst_rows` without `device_counts`, and with an alignment of at most 2^30 / local experts.
+    /// Backends that do not have it refuse it, [`Error::Unsupported`].
     pub by_expert: bool,
     /// Rows to size the results for, instead of the exact number: 0 for exact. Rows beyond the received ones have
     /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`]. More rows than that are a failure of the
@@ -137,13 +141,40 @@ pub struct Counts<E: Endpoint + ?Sized> {
     pub experts: E::Array<u32>,
 }
 
+/// The slots of experts: `first` is `[local experts + 1]`, the first slot of each expert, a multiple of the alignment; last, behind all of their slots.
+/// `counts` is `[local experts]`: rows of each expert, padding not counted.
+#[derive(Debug)]
+pub enum ExpertSlots<E: Endpoint + ?Sized> {
+    /// The host knows them. There are no slots but these.
+    OnHost {
+        /// See there.
+        first: Vec<u32>,
+        /// See there.
+        counts: Vec<u32>,
+    },
+    /// They stay in the machine's memory ([`Dispatch::device_counts`]). There is room for more slots, which are padding.
+    OnDevice {
+        /// See there.
+        first: E::Array<u32>,
+        /// See there.
+        counts: E::Array<u32>,
+    },
+}
+
+impl<E: Endpoint + ?Sized> Clone for ExpertSlots<E> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::OnHost { first, counts } => Self::OnHost { first: first.clone(), counts: counts.clone() },
+            Self::OnDevice { first, counts } => Self::OnDevice { first: first.clone(), counts: counts.clone() },
+        }
+    }
+}
+
 /// Where rows by expert stand ([`Dispatch::by_expert`]). *Slots* are rows of [`Received::x`].
 #[derive(Debug)]
 pub struct ByExpert<E: Endpoint + ?Sized> {
-    /// `[local experts + 1]`: the first slot of each expert, a multiple of the alignment; last, slots in all.
-    pub first: Vec<u32>,
-    /// `[local experts]`: rows of each expert, padding not counted.
-    pub counts: Vec<u32>,
+    /// Which slots are whose.
+    pub experts: ExpertSlots<E>,
     /// `[received rows, topk]`: the slot of each choice, or -1.
     pub slots: E::Array<i32>,
     /// `[ranks, local experts]`: the first slot of each source at each expert. Its rows there end where those of the next source begin; those of

@@ -30,7 +30,9 @@ use tracing::Instrument;
 
 pub use crate::buffers::{Arena, Buffer, Extent, Held, HostRows, Lease, Scales};
 pub use desk::Desk;
-pub use endpoint::{ByExpert, Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
+pub use endpoint::{
+    ByExpert, Combine, Combined, Counts, Dispatch, Endpoint, Event, ExpertSlots, Ready, Received, Routing, Scalar,
+};
 pub use handle::{Handle, Kept, Replay};
 pub use low_latency::LowLatency;
 pub use mark::Mark;

@@ -138,6 +138,8 @@ c_enum! {
         Choices = 14,
         /// local experts of the choices received
         LocalExpert = 15,
+        /// rows by expert
+        Slots = 16,
     }
 }
 

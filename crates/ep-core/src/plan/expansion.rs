@@ -35,6 +35,8 @@ pub struct Expansion {
     counts: Vec<u32>,
     slots: Vec<i32>,
     offsets: Vec<i32>,
+    /// Slots that there is room for, at least those that [`Expansion::first`] ends with.
+    room: u32,
 }
 
 impl Expansion {
@@ -74,7 +76,45 @@ impl Expansion {
             }
         }
         (begun..ranks).for_each(|_| offsets.extend_from_slice(&next));
-        Ok(Self { topk, first, counts, slots, offsets })
+        let room = first.last().copied().unwrap_or(0);
+        Ok(Self { topk, first, counts, slots, offsets, room })
+    }
+
+    /// The same in room for `rows` received rows of `topk` choices each, those beyond the ones that came having no slots, and for `slots`
+    /// slots, those beyond the last expert's being padding.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where that is less than there is.
+    pub fn in_room(mut self, topk: u32, rows: u32, slots: u32) -> Result<Self, Error> {
+        let (choices, has_topk) = (rows as usize * topk as usize, self.slots.is_empty() || self.topk == topk as usize);
+        if choices < self.slots.len() || !has_topk {
+            let limit =
+                format_args!("at least {} of topk {}", self.slots.len().checked_div(self.topk).unwrap_or(0), self.topk);
+            return Err(Error::invalid("received rows to make room for", format_args!("{rows} of topk {topk}"), limit));
+        }
+        if slots < self.room {
+            return Err(Error::invalid(
+                "rows by expert to make room for",
+                slots,
+                format_args!("at least {}", self.room),
+            ));
+        }
+        self.slots.resize(choices, -1);
+        (self.topk, self.room) = (topk as usize, slots);
+        Ok(self)
+    }
+
+    /// Slots that `rows` received rows take at most, of `choices` choices on this rank each, whatever their experts are: rounded up to the
+    /// alignment.
+    ///
+    /// # Errors
+    /// As [`Expansion::first_slots`].
+    pub fn most_slots(rows: u32, choices: u32, local_experts: u32, alignment: u32) -> Result<u32, Error> {
+        let padding = u64::from(alignment).checked_sub(1).ok_or_else(no_alignment)? * u64::from(local_experts);
+        let taken = u64::from(rows) * u64::from(choices);
+        let most = taken.checked_add(padding).and_then(|most| most.checked_next_multiple_of(alignment.into()));
+        let most = most.unwrap_or(u64::MAX);
+        if most > MOST_SLOTS { Err(too_many(most)) } else { Ok(most as u32) }
     }
 
     /// `[local experts + 1]`: the first slot of each expert, where each has so many choices; last, slots in all.
@@ -83,7 +123,7 @@ impl Expansion {
     /// [`Error::Invalid`] for an alignment of 0, and for 2^31 slots or more.
     pub fn first_slots(counts: &[u32], alignment: u32) -> Result<Vec<u32>, Error> {
         if alignment == 0 {
-            return Err(Error::invalid("expert alignment", 0, "at least 1"));
+            return Err(no_alignment());
         }
         let mut first = Vec::with_capacity(counts.len() + 1);
         let mut sum = 0u64;
@@ -91,19 +131,20 @@ impl Expansion {
         for &count in counts {
             sum += u64::from(count).next_multiple_of(alignment.into());
             if sum > MOST_SLOTS {
-                return Err(Error::invalid("rows by expert", sum, format_args!("at most {MOST_SLOTS}")));
+                return Err(too_many(sum));
             }
             first.push(sum as u32);
         }
         Ok(first)
     }
 
-    /// Slots, padding included: rows by expert.
-    pub fn rows(&self) -> u32 {
-        self.first.last().copied().unwrap_or(0)
+    /// Slots, padding included: rows by expert, or those that there is room for ([`Expansion::in_room`]).
+    pub const fn rows(&self) -> u32 {
+        self.room
     }
 
-    /// `[local experts + 1]`: the first slot of each expert, a multiple of the alignment; last, [`Expansion::rows`].
+    /// `[local experts + 1]`: the first slot of each expert, a multiple of the alignment; last, behind the last expert's padding:
+    /// [`Expansion::rows`] where there is no room for more.
     pub fn first(&self) -> &[u32] {
         &self.first
     }
@@ -133,8 +174,17 @@ impl Expansion {
     /// The slots that are padding, ascending.
     pub fn padding(&self) -> impl Iterator<Item = u32> + '_ {
         let experts = self.counts.iter().zip(self.first.windows(2));
-        experts.flat_map(|(&count, bounds)| bounds[0] + count..bounds[1])
+        let spare = self.first.last().copied().unwrap_or(0)..self.room;
+        experts.flat_map(|(&count, bounds)| bounds[0] + count..bounds[1]).chain(spare)
     }
+}
+
+fn no_alignment() -> Error {
+    Error::invalid("expert alignment", 0, "at least 1")
+}
+
+fn too_many(slots: u64) -> Error {
+    Error::invalid("rows by expert", slots, format_args!("at most {MOST_SLOTS}"))
 }
 
 /// `[local experts]`: how often each is chosen.
@@ -178,6 +228,46 @@ mod tests {
         let most = MOST_SLOTS as u32;
         assert_eq!(Expansion::first_slots(&[most], 1), Ok(vec![0, most]));
         assert!(Expansion::first_slots(&[most, 1], 1).is_err());
+    }
+
+    #[test]
+    fn room_for_more_is_padding_and_rows_without_slots() {
+        let come = LocalChoices { topk_idx: &[1, 0, -1, 1], source_rank: &[0, 1] };
+        let exact = Expansion::new(come, 2, 2, 2).unwrap();
+        let roomy = exact.clone().in_room(2, 3, 6).unwrap();
+        assert_eq!((roomy.first(), roomy.counts(), roomy.offsets()), (exact.first(), exact.counts(), exact.offsets()));
+        assert_eq!((exact.rows(), roomy.rows()), (4, 6));
+        assert_eq!(roomy.slots(), [2, 0, -1, 3, -1, -1]);
+        assert_eq!(roomy.slots_of(2).count(), 0);
+        assert_eq!(exact.padding().collect::<Vec<_>>(), [1]);
+        assert_eq!(roomy.padding().collect::<Vec<_>>(), [1, 4, 5]);
+        let none = Expansion::new(LocalChoices { topk_idx: &[], source_rank: &[] }, 2, 2, 2).unwrap();
+        assert_eq!(none.in_room(3, 2, 1).unwrap().slots(), [-1; 6]);
+        let said = |room: Result<Expansion, Error>| room.unwrap_err().to_string();
+        let few = said(exact.clone().in_room(2, 1, 6));
+        assert_eq!(few, "received rows to make room for is 1 of topk 2, allowed: at least 2 of topk 2");
+        let few = said(exact.in_room(2, 3, 3));
+        assert_eq!(few, "rows by expert to make room for is 3, allowed: at least 4");
+    }
+
+    #[test]
+    fn the_most_slots_are_enough_for_any_choices() {
+        // 5 rows of 2 choices each among 3 experts, however they are dealt out.
+        let most = Expansion::most_slots(5, 2, 3, 4).unwrap();
+        assert_eq!(most, 20);
+        for first in 0..=5 {
+            let counts = [first, 5, 5 - first];
+            assert!(*Expansion::first_slots(&counts, 4).unwrap().last().unwrap() <= most, "{counts:?}");
+        }
+        assert_eq!(Expansion::most_slots(7, 1, 2, 1), Ok(7));
+        assert_eq!(Expansion::most_slots(u32::MAX >> 1, 1, 1, 1), Ok(u32::MAX >> 1));
+        let said = |most: Result<u32, Error>| most.unwrap_err().to_string();
+        assert_eq!(
+            said(Expansion::most_slots(1 << 30, 2, 1, 1)),
+            "rows by expert is 2147483648, allowed: at most 2147483647"
+        );
+        assert_eq!(said(Expansion::most_slots(1, 1, 1, 0)), "expert alignment is 0, allowed: at least 1");
+        assert!(Expansion::most_slots(u32::MAX, u32::MAX, u32::MAX, u32::MAX).is_err());
     }
 
     #[test]

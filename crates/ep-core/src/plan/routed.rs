@@ -19,6 +19,8 @@ pub struct Routed {
     pub source_token: Vec<u32>,
     /// Where each choice stands, if the rows are by expert.
     pub expansion: Option<Arc<Expansion>>,
+    /// Whether the host is not told which slots are whose.
+    pub places_on_device: bool,
     /// Whether rows beyond the received ones become zeros.
     pub zero_spare: bool,
 }

@@ -59,6 +59,13 @@ pub fn expand(world: &World, got: &Received, alignment: usize) -> Expanded {
     expanded
 }
 
+/// Rows by expert that a rank makes room for where it does not know how many of at most `worst_rows` rows come, each with at most as many choices
+/// as there are experts at the rank.
+pub fn room_of_expanded(world: &World, worst_rows: usize, alignment: usize) -> usize {
+    let (topk, experts) = (world.shape.topk() as usize, world.local_experts as usize);
+    (worst_rows * topk.min(experts) + (alignment - 1) * experts).div_ceil(alignment) * alignment
+}
+
 /// What the results of some choices are, times the row: whatever their weights and experts. Of every fourth token the second and the third choice
 /// cancel each other, after they have swallowed what was added before them: so the order shows in which choices are added.
 pub fn choice_scale(token: i32, choice: usize) -> Option<f32> {

@@ -58,8 +58,9 @@ class Elastic:
         if not layout.expand and self.small.takes(sizes, counting.most_tokens, device):
             of_batch = topk_idx, topk_weights, stats
             return self.small.dispatch(rows, of_batch, sizes, counting, worst, num_sms, copies_choices, layout, defer)
-        by_expert = layout.expand and counting.sync
-        arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, by_expert)
+        arena, received = self._sent(
+            rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, layout.expand
+        )
         if defer:
             for given in (stats, topk_idx):
                 arena.communicator.order.beyond(given)
@@ -200,7 +201,7 @@ class Elastic:
         defer: bool,
         by_expert: bool,
     ) -> tuple[Arena, Received]:
-        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host; then not ``by_expert``."""
+        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host."""
 
         def rows_to() -> list[int]:
             counts: list[int] = self.members.of(topk_idx, experts)[0].tolist()

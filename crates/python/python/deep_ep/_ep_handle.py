@@ -115,7 +115,7 @@ class EPHandle:
         """Where its rows stand when they are expanded."""
         routing = self.routing
         if routing.by_expert is not None:
-            return Placed(routing.by_expert)
+            return Placed(routing.by_expert, self.num_expanded_tokens)
         local = routing.communicator.local_experts
         return Expansion(routing.choices, local, self.expert_alignment, self.num_expanded_tokens)
 

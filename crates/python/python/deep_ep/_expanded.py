@@ -2,9 +2,9 @@
 
 A dispatch brings a row once to each rank. Expanded, it stands once for each expert that it is for: expert-major, the
 first row of each expert at a multiple of the alignment, those of an expert ordered as they came: by source rank, token,
-choice. What is no row is zeros. Where counts come to the host, dispatch and combine do so themselves (:class:`Placed`). Where
-they stay on the device, torch does (:class:`Expansion`): everything there has shapes that the host knows, so that nothing waits
-for a GPU and all of it can be captured.
+choice. What is no row is zeros. Dispatch and combine do so themselves where a call asks for it (:class:`Placed`). Of a handle whose
+rows came once, torch expands them (:class:`Expansion`). Everything in both has shapes that the host knows, so that nothing waits for a
+GPU and all of it can be captured.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ def aligned(counts: torch.Tensor, alignment: int) -> torch.Tensor:
 class Placed:
     """Where each choice's row stands, of rows that a dispatch brought by expert."""
 
-    def __init__(self, told: ByExpert) -> None:
+    def __init__(self, told: ByExpert, room: int) -> None:
         self._told = told
         self.slots = told.slots
         """int32 ``[rows, topk]``: the expanded row of each choice, or -1."""
-        self.room = told.first[-1]
-        """Expanded rows."""
+        self.room = room
+        """Expanded rows, or those that there is room for."""
 
     @cached_property
     def psum(self) -> torch.Tensor:
         """int32 ``[experts]``: behind the last row of each expert."""
+        if self._told.device_counts is not None:
+            first, counts = self._told.device_counts
+            return first[:-1] + counts
         ends = [first + count for first, count in zip(self._told.first, self._told.counts, strict=False)]
         return torch.tensor(ends, dtype=torch.int32, device=self.slots.device)
 
@@ -50,9 +53,9 @@ class Placed:
         return _of_slots(weights, self.slots.reshape(-1)).view(self.slots.shape)
 
     def by_row(self, x: torch.Tensor) -> torch.Tensor:
-        """``x [room, ...]`` by received row: each has a choice here."""
+        """``x [room, ...]`` by received row: each that came has a choice here, and the others are zeros."""
         raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
-        return raw.index_select(0, self.slots.amax(1)).view(x.dtype) if len(self.slots) else x[:0]
+        return _of_slots(raw, self.slots.amax(1)).view(x.dtype)
 
     def of_choice(self, y: torch.Tensor, choice: int) -> torch.Tensor:
         """bf16 ``[room, hidden]``: results of one choice of each row, zeros elsewhere: combine sums them at this rank."""
@@ -72,7 +75,7 @@ class Placed:
 
 
 class Expansion:
-    """Where each choice's row stands, found by torch.
+    """Where each choice's row stands, of rows that a dispatch brought by source. Found by torch.
 
     Args:
         choices: int64 ``[rows, topk]``: local expert, or -1.

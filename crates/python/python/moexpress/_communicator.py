@@ -213,8 +213,9 @@ class Communicator:
             alignment: per-expert counts are rounded up to a multiple of this. Rows do not move, unless they are to be by expert.
             by_expert: rows ready for a grouped GEMM: ``x`` and ``scales`` have a row for each choice. Those of an expert lie side by side,
                 by source rank, token and choice; the first of each expert is at a multiple of ``alignment``; what lies between is zeros.
-                :attr:`Received.by_expert` says where each stands, and :meth:`combine` takes results in the same layout. Not with
-                ``worst_rows``.
+                :attr:`Received.by_expert` says where each stands, and :meth:`combine` takes results in the same layout. With
+                ``device_counts`` there is room for ``worst_rows * min(topk, local experts) + (alignment - 1) * local experts`` of them,
+                rounded up to the alignment, and all that is no row is zeros; ``worst_rows`` alone is refused.
             worst_rows: rows to make room for instead of the exact number; if more come, that is an error on all ranks. Rows beyond
                 those that came have ``topk_idx`` -1.
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a

@@ -66,14 +66,18 @@ class ByExpert:
     """Where rows by expert stand. *Slots* are rows of :attr:`Received.x`."""
 
     first: list[int]
-    """``[local experts + 1]``: the first slot of each expert, a multiple of the alignment; last, slots in all."""
+    """``[local experts + 1]``: the first slot of each expert, a multiple of the alignment; last, behind all of their slots. Empty with
+    ``device_counts``."""
     counts: list[int]
-    """``[local experts]``: rows of each expert, padding not counted."""
+    """``[local experts]``: rows of each expert, padding not counted. Empty with ``device_counts``."""
     slots: torch.Tensor
     """int32 ``[received rows, topk]``: the slot of each choice, or -1."""
     offsets: torch.Tensor
     """int32 ``[ranks, local experts]``: the first slot of each source at each expert. Its rows there end where those of the next source
     begin."""
+    device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
+    """With ``device_counts``, also along its handle: int32 ``first`` and ``counts``, where the host does not know them. ``x`` has room for more
+    slots than the last of ``first``: zeros."""
 
 
 class Received(_Rows):
@@ -138,9 +142,13 @@ class Received(_Rows):
     def by_expert(self) -> ByExpert | None:
         """Where the rows of ``x`` stand, of a dispatch by expert and of cached ones along its handle; else None."""
         slots, offsets = self._maybe(self._out.slots()), self._maybe(self._out.offsets())
-        if self._out.by_expert is None or slots is None or offsets is None:
+        if slots is None or offsets is None:
             return None
-        return ByExpert(*self._out.by_expert, slots, offsets)
+        if self._out.by_expert is not None:
+            return ByExpert(*self._out.by_expert, slots, offsets)
+        first, counts = self._maybe(self._out.first_slots()), self._maybe(self._out.slot_counts())
+        assert first is not None and counts is not None
+        return ByExpert([], [], slots, offsets, (first, counts))
 
     @cached_property
     def device_counts(self) -> tuple[torch.Tensor, torch.Tensor] | None:
