@@ -54,8 +54,7 @@ async fn low_latency(mut ep: Engine<Machine>, choices: &[Vec<i64>]) {
     let topk_idx = &choices[ep.rank().index()];
     let (row, tokens) = (ep.shape().result_bytes() as usize, ep.shape().max_tokens());
     let x = ep.rows(&vec![0; TOKENS as usize * row], TOKENS).expect("rows");
-    let routing =
-        LowRouting { topk_idx: topk_idx.to_vec(), topk_weights: Some(vec![1.0; topk_idx.len()]), repeats: false };
+    let routing = LowRouting::new(topk_idx.to_vec(), Some(vec![1.0; topk_idx.len()]));
     let got = ep.low_latency_dispatch(&x, &routing).await.expect("a dispatch");
     let rows = ep.topology().ranks() * tokens * ep.layout().local_experts();
     let y = ep.rows(&vec![0; rows as usize * row], rows).expect("rows");
