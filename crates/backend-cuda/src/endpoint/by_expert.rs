@@ -15,6 +15,7 @@ use crate::rank::{Call, DevicePlan};
 /// Where the choices of a dispatch's rows stand.
 #[derive(Debug)]
 pub(super) struct Placed {
+    /// Which slots are whose; on the device where a launch tells it, for nobody but the user.
     experts: ExpertSlots<CudaEndpoint>,
     alignment: u32,
     /// Rows received, or made room for.
@@ -117,7 +118,8 @@ impl CudaEndpoint {
             room: placed.room,
             ..args::Spread::default()
         };
-        // SAFETY: rows, choices, plan and slots are memory of the own stream's, for as many rows and slots as the struct says.
+        // SAFETY: rows, choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
+        // struct and the layout say.
         Ok(unsafe { self.device.spread(call, &args) }?)
     }
 
@@ -150,7 +152,7 @@ impl CudaEndpoint {
             rows: placed.rows,
             room: placed.room,
         };
-        // SAFETY: results, slots and sums are memory of the own stream's, for as many rows and slots as the handle says.
+        // SAFETY: results, plan, slots and sums are memory of the own stream's, for as many rows and slots as the handle says.
         Ok(unsafe { self.device.fold(call, &args) }?)
     }
 }

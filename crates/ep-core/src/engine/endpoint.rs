@@ -147,16 +147,16 @@ pub struct Counts<E: Endpoint + ?Sized> {
 pub enum ExpertSlots<E: Endpoint + ?Sized> {
     /// The host knows them. There are no slots but these.
     OnHost {
-        /// See there.
+        /// `[local experts + 1]`.
         first: Vec<u32>,
-        /// See there.
+        /// `[local experts]`.
         counts: Vec<u32>,
     },
     /// They stay in the machine's memory ([`Dispatch::device_counts`]). There is room for more slots, which are padding.
     OnDevice {
-        /// See there.
+        /// `[local experts + 1]`.
         first: E::Array<u32>,
-        /// See there.
+        /// `[local experts]`.
         counts: E::Array<u32>,
     },
 }

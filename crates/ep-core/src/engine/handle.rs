@@ -55,7 +55,7 @@ pub trait Kept: Any + Debug + Send + Sync {
     /// As [`Kept::plan`].
     fn exchange(&self) -> Result<Arc<Exchange>, Error>;
 
-    /// Rows by expert that the dispatch brought; none where it brought them by source.
+    /// Rows by expert that the dispatch brought, or made room for; none where it brought them by source.
     fn slots(&self) -> Option<u32> {
         None
     }
@@ -147,7 +147,8 @@ impl Handle {
         self.inner.rows
     }
 
-    /// Rows by expert that this rank received, padding included ([`super::Dispatch::by_expert`]); none where rows are by source.
+    /// Rows by expert that this rank received, padding included ([`super::Dispatch::by_expert`]), or made room for where their number stayed in the
+    /// machine's memory; none where rows are by source.
     pub fn slots(&self) -> Option<u32> {
         match &self.inner.routing {
             Routing::Here(routed) => routed.expansion.as_ref().map(|expansion| expansion.rows()),
