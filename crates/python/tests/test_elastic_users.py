@@ -72,7 +72,11 @@ def check_batches(rank: int, world: int) -> None:
         batch = oracle.batches(layer, [tokens] * world)[rank]
         for most in (tokens, MOST):
             asked: dict[str, Any] = {"num_experts": layer.experts, "num_max_tokens_per_rank": most}
-            buffer.dispatch(batch.x, batch.topk_idx, do_cpu_sync=False, **asked)
+            x, *_, handle, _ = buffer.dispatch(batch.x, batch.topk_idx, do_cpu_sync=False, **asked)
+            assert len(x) == most * world
+            goes = [(batch.topk_idx // layer.local == other).any(1) for other in range(world)]
+            times = torch.stack(goes).sum(0).unsqueeze(1)
+            assert torch.equal(buffer.combine(x, handle)[0], (batch.x.float() * times).bfloat16())
     assert [len(made) for made in (buffer._communicators.all_low(), buffer._communicators.all_normal())] == [1, 0]
     buffer.destroy()
 
