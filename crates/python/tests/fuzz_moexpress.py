@@ -129,7 +129,9 @@ class OfMoexpress(Calls):
 
     def combine(self) -> Call:
         of, handle = self.pick(), self.handle()
-        rows, tokens = getattr(handle, "rows", MOST), getattr(handle, "tokens", MOST)
+        # A low-latency handle knows its rows only where their counts came to the host.
+        rows, tokens = getattr(handle, "rows", None), getattr(handle, "tokens", MOST)
+        rows = MOST if rows is None else rows
         y = self.one([each for each in self.tensors if each.dim() == 2], self.maybe(self.rows(rows)))
         if self.values.chance(0.7):
             y = self.maybe(self.rows(rows))
