@@ -15,7 +15,6 @@ import torch
 from deep_ep.utils.math import per_token_cast_to_fp8
 from gpus import LIMIT, device, needs_two
 from moexpress import ByExpert, Communicator, Meeting, Received, errors
-
 from tests import npus
 from tests.npus import both, clean, needs_twin, put, started
 from tests.test_npu import EXPERTS, SIZES, _batch, _group, _same

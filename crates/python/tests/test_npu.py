@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from moexpress import Communicator, Meeting, _native, errors
-
 from tests import conftest, npus
 from tests.conftest import Ranks
 from tests.npus import both, clean, needs_twin, put, started

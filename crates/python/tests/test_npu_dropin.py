@@ -14,7 +14,6 @@ import torch.distributed as dist
 from deep_ep import _arena
 from deep_ep._npus import QUANTIZE
 from moexpress import errors
-
 from tests import npus
 from tests.npus import clean, needs_twin, put, started
 from tests.test_npu import EXPERTS, HIDDEN, LIMIT, TOKENS, _batch, _group, _same, place  # noqa: F401
