@@ -33,7 +33,7 @@ fn bench_names_what_it_needs() {
     let refusal = moexpress("bench --backend cuda").refusal();
     assert!(refusal.contains("libcuda.so.1") || refusal.contains("GPU"), "{refusal}");
     assert!(moexpress("bench --backend sim").refusal().contains("moexpress run --schedule timed"));
-    assert!(moexpress("bench --backend cuda --multiprocessors 8,0").refusal().contains("invalid value '0'"));
+    assert!(moexpress("bench --backend cuda --multiprocessors 8,0").refusal().contains("--multiprocessors is 0"));
 }
 
 /// GPUs made of software, of two nodes, and what is refused there.
