@@ -4,8 +4,9 @@
  *
  *   leader    the first warp. It alone does what is protocol: waits, opens and closes rings, finds rows, checks headers, sums weights; and columns, as
  *             the others do. It has the last share of columns, than which none is smaller
- *   meetings  one before each token at least, and one more when rows were late, between the sums of two: nothing is held in registers there. What the leader found before, all ask for behind
- *             it. Tokens summed before have been read and written by all: the leader gives their slots back and pushes their sums
+ *   meetings  one before each token at least, and one more when rows were late, between the sums of two: nothing is held in registers there. What the
+ *             leader found before, all ask for behind it. Tokens summed before have been read and written by all: the leader gives their slots back and
+ *             pushes their sums
  *   memory    shared: a desk (ep_combine_rows.h). Of its tokens one is given back, while EP_TEAM_TOKENS - 1 are found
  *   rules     F3, F9: what all warps have written, or read, comes before the meeting, and the leader's fence and publish behind it. F6: none but the
  *             leader waits for ranks, and it comes to the next meeting whatever happens
