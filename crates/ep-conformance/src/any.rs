@@ -52,6 +52,13 @@ impl<'de> Deserialize<'de> for Parcel {
 /// A rank's work on an endpoint.
 type Work<'a, E> = dyn Fn(E) -> Pin<Box<dyn Future<Output = Parcel> + 'a>> + Send + Sync + 'a;
 
+/// What looks at what the ranks gave.
+type Judge<'a> = Box<dyn FnOnce(Vec<Option<Parcel>>) -> Result<Parcel, String> + 'a>;
+
+fn opened<T: Travels>(parcels: Vec<Option<Parcel>>) -> Result<Vec<Option<T>>, String> {
+    parcels.into_iter().map(|parcel| parcel.map(Parcel::open).transpose()).collect()
+}
+
 /// A backend, as far as its endpoints are all that is known of it.
 trait Ranks<E>: Send + Sync {
     fn absent(&self) -> Option<&'static str>;
@@ -63,6 +70,7 @@ trait Ranks<E>: Send + Sync {
     fn largest(&self) -> (u32, u32);
     fn persists(&self) -> bool;
     fn run(&self, setup: &Setup, work: &Work<'_, E>) -> Result<Vec<Option<Parcel>>, String>;
+    fn run_judged(&self, setup: &Setup, work: &Work<'_, E>, judge: Judge<'_>) -> Result<Parcel, String>;
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String>;
 }
 
@@ -101,6 +109,10 @@ impl<B: Backend> Ranks<B::Endpoint> for B {
 
     fn run(&self, setup: &Setup, work: &Work<'_, B::Endpoint>) -> Result<Vec<Option<Parcel>>, String> {
         Backend::run(self, setup, async |endpoint| work(endpoint).await)
+    }
+
+    fn run_judged(&self, setup: &Setup, work: &Work<'_, B::Endpoint>, judge: Judge<'_>) -> Result<Parcel, String> {
+        Backend::run_judged(self, setup, async |endpoint| work(endpoint).await, judge)
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
@@ -163,17 +175,35 @@ impl<E: LowLatency + 'static> Backend for AnyOf<E> {
         T: Travels,
         F: AsyncFn(E) -> T + Send + Sync,
     {
-        let user = &user;
-        let work = move |endpoint| -> Pin<Box<dyn Future<Output = Parcel> + '_>> {
-            Box::pin(async move { Parcel::of(user(endpoint).await) })
-        };
-        let came = self.0.run(setup, &work)?;
-        came.into_iter().map(|parcel| parcel.map(Parcel::open).transpose()).collect()
+        opened(self.0.run(setup, &parcelled(&user))?)
+    }
+
+    fn run_judged<T, F, V>(
+        &self,
+        setup: &Setup,
+        user: F,
+        judge: impl FnOnce(Vec<Option<T>>) -> Result<V, String>,
+    ) -> Result<V, String>
+    where
+        T: Travels,
+        F: AsyncFn(E) -> T + Send + Sync,
+        V: Travels,
+    {
+        let judge = Box::new(|came| judge(opened(came)?).map(Parcel::of));
+        self.0.run_judged(setup, &parcelled(&user), judge)?.open()
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
         self.0.probe(setup, scripts)
     }
+}
+
+/// `user`, whose results are put into parcels.
+fn parcelled<'a, E: 'a, T: Travels, F>(user: &'a F) -> impl Fn(E) -> Pin<Box<dyn Future<Output = Parcel> + 'a>>
+where
+    F: AsyncFn(E) -> T,
+{
+    move |endpoint| Box::pin(async move { Parcel::of(user(endpoint).await) })
 }
 
 #[cfg(test)]

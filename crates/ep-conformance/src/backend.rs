@@ -173,6 +173,25 @@ pub trait Backend: Send + Sync + 'static {
         T: Travels,
         F: AsyncFn(Self::Endpoint) -> T + Send + Sync;
 
+    /// Runs `user` as [`Backend::run`] does, and has `judge` look at what the ranks returned: once, where ranks are processes that all go
+    /// through the case. The oracle's word on all ranks takes time and memory. What `judge` gives, all of them get.
+    ///
+    /// # Errors
+    /// As [`Backend::run`], and those of `judge`.
+    fn run_judged<T, F, V>(
+        &self,
+        setup: &Setup,
+        user: F,
+        judge: impl FnOnce(Vec<Option<T>>) -> Result<V, String>,
+    ) -> Result<V, String>
+    where
+        T: Travels,
+        F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
+        V: Travels,
+    {
+        judge(self.run(setup, user)?)
+    }
+
     /// Runs scripts of verbs, at the same time, and gives what each step saw; none for ranks that an incident ended.
     ///
     /// # Errors

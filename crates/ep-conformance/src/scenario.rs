@@ -267,19 +267,21 @@ impl Scenario {
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
         let Some(zombie) = self.zombie else {
-            let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
-            return self.compare_all(&world, &batches, &finished(outcomes)?);
+            let play = async |mut ep| self.play(&mut ep, &world, &batches).await;
+            return backend
+                .run_judged(setup, play, |outcomes| self.compare_all(&world, &batches, &finished(outcomes)?));
         };
         let play =
             async |mut ep| live(&mut ep, async |ep: &mut B::Endpoint| self.play(ep, &world, &batches).await).await;
-        let stories = backend.run(&zombie.haunt(setup), play)?;
-        let mut compared = Compared::default();
-        for mut play in whole(zombie, setup, stories)? {
-            let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
-            play.seen.iter_mut().for_each(|seen| seen.resize(self.rounds.len(), Observed::default()));
-            compared += self.compare_all(&play.world, &batches, &play.seen)?;
-        }
-        Ok(compared)
+        backend.run_judged(&zombie.haunt(setup), play, |stories| {
+            let mut compared = Compared::default();
+            for mut play in whole(zombie, setup, stories)? {
+                let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
+                play.seen.iter_mut().for_each(|seen| seen.resize(self.rounds.len(), Observed::default()));
+                compared += self.compare_all(&play.world, &batches, &play.seen)?;
+            }
+            Ok(compared)
+        })
     }
 
     /// Compares all rounds; `seen` is `[ranks][rounds]`.

@@ -77,6 +77,7 @@ pub fn bytes_of(bits: &[u16]) -> Vec<u8> {
 
 /// How much was compared and found equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Compared {
     /// Received and combined rows.
     pub rows: u64,

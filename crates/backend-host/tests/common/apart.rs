@@ -22,8 +22,8 @@ pub(crate) struct Apart<N> {
     pub(crate) campaign: u32,
     /// Of how many seeds of a case one is run: each run is a meeting of processes, and most seeds change nothing here.
     pub(crate) one_in: u64,
-    /// What befalls a rank that has met the others.
-    pub(crate) befall: fn(Rank) -> Result<(), String>,
+    /// What befalls a rank that has met the others; whether it misreads rows from then on.
+    pub(crate) befall: fn(Rank) -> Result<bool, String>,
 }
 
 impl<N: Network> Processes for Apart<N> {
@@ -64,13 +64,13 @@ impl<N: Network> Processes for Apart<N> {
         let text = |error: &dyn std::error::Error| error.to_string();
         let rank = place.rank;
         let member = place.meet()?;
-        (self.befall)(rank)?;
+        let misreads = (self.befall)(rank)?;
         let machine = Cluster::builder(setup.topology)
             .settings(settings(setup))
             .far(self.network.transport(setup))
             .join_machine(setup.shape, &member)
             .map_err(|error| text(&error))?;
-        let fate = Fate::new(rank, &setup.incidents, true);
+        let fate = Fate::new(rank, &setup.incidents, true).misreading(misreads);
         let engine = Engine::new(Decorated::new(machine, fate)).map_err(|error| text(&error))?;
         Ok((engine, member))
     }

@@ -16,6 +16,9 @@ use ep_core::{Fault, Nanos, Port, Rank};
 /// What a verb of a slow rank takes longer.
 const SLOWLY: Duration = Duration::from_micros(50);
 
+/// Bytes of a row in the case that broken processes run.
+const MISREAD: usize = 80;
+
 /// What becomes of one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Fate {
@@ -23,6 +26,8 @@ pub(crate) struct Fate {
     /// Verbs it still does, if it is to crash.
     left: Rc<Count<Option<u64>>>,
     crashed: Rc<Count<bool>>,
+    /// What it reads of the size of a row is not what is there.
+    misreads: bool,
     /// The rank is a process, which ends when the rank crashes.
     alone: bool,
 }
@@ -36,7 +41,12 @@ impl Fate {
             Incident::Crash { rank: victim, after, noticed: true } if victim == rank => Some(after),
             _ => None,
         });
-        Self { slow, left: Rc::new(Count::new(crash)), crashed: Rc::default(), alone }
+        Self { slow, left: Rc::new(Count::new(crash)), crashed: Rc::default(), misreads: false, alone }
+    }
+
+    /// The same, of a rank that misreads rows of [`MISREAD`] bytes.
+    pub(crate) fn misreading(self, misreads: bool) -> Self {
+        Self { misreads, ..self }
     }
 
     /// Does `work` to its end, or until the rank crashes: then it is dropped, and with it the rank's endpoint.
@@ -117,7 +127,11 @@ impl<P: Port> Port for Fated<P> {
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
-        self.port.read(from, into)
+        self.port.read(from, into)?;
+        if self.fate.misreads && into.len() == MISREAD {
+            into[0] ^= 1;
+        }
+        Ok(())
     }
 
     fn write(&mut self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {

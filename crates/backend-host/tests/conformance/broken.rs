@@ -15,20 +15,21 @@ const BREAK: &str = "EP_HOST_TEST_BREAK";
 const RUN: &str = "EP_HOST_TEST_RUN";
 const CASE: &str = "processes::memory_rings_of_one_slot";
 
-/// What rank 2 does when it has joined, in the processes of a run of which something is broken.
-pub(crate) fn befall(rank: Rank) -> Result<(), String> {
+/// What rank 2 does when it has joined, in the processes of a run of which something is broken; whether it misreads rows.
+pub(crate) fn befall(rank: Rank) -> Result<bool, String> {
     if rank != Rank(2) {
-        return Ok(());
+        return Ok(false);
     }
     match env::var(BREAK).as_deref() {
         Ok("exit") => exit(3),
         Ok("abort") => std::process::abort(),
         Ok("chatter") => println!("a library says hello"),
         Ok("panic") => panic!("on purpose"),
+        Ok("misread") => return Ok(true),
         Ok("refuse") => return Err("it does not want to".into()),
         _ => {}
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Processes of this machine that were started for `run`.
@@ -97,6 +98,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             "the process of rank 2 wrote what nobody understands",
         ),
         trial("a_rank_that_does_not_join_is_named", "refuse", "1", false, "rank 2: it does not want to"),
+        // Its results are judged in the process of another rank.
+        trial("a_rank_whose_rows_are_wrong_is_named", "misread", "1", false, "round 0: rank 2: recv_x at row 0"),
         trial("a_case_that_takes_too_long_fails", "nothing", "0", false, "not done within 0ns"),
     ]
 }

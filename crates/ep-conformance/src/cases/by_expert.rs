@@ -162,8 +162,8 @@ pub(super) fn check_in<B: Backend>(
     setup: Option<&Setup>,
 ) -> Verdict {
     let stage = Stage::new(scenario, asked.into()).map_err(text)?;
-    let outcomes = backend.run(setup.unwrap_or(&stage.setup), async |mut ep| stage.play(&mut ep).await)?;
-    stage.compare(finished(outcomes)?)
+    let play = async |mut ep| stage.play(&mut ep).await;
+    backend.run_judged(setup.unwrap_or(&stage.setup), play, |outcomes| stage.compare(finished(outcomes)?))
 }
 
 /// Plays it under several seeds.

@@ -128,19 +128,21 @@ pub fn check<B: Backend>(scenario: &Scenario, backend: &B, setup: &Setup) -> Res
         }
         batches.push(of_ranks);
     }
-    let outcomes = backend.run(setup, async |mut ep| {
+    let play = async |mut ep: B::Endpoint| {
         let mut seen = Vec::new();
         for (turn, batches) in scenario.turns.iter().zip(&batches) {
             let batch = &batches[ep.rank().index()];
             seen.push(round(&mut ep, &world, batch, Given::of(turn)).await?);
         }
         Ok(seen)
-    })?;
-    let seen = finished(outcomes)?;
-    let mut compared = Compared::default();
-    for (at, batches) in batches.iter().enumerate() {
-        let of_turn: Vec<Observed> = seen.iter().map(|turns| turns.get(at).cloned().unwrap_or_default()).collect();
-        compared += compare(&world, batches, &of_turn).map_err(|mismatch| format!("turn {at}: {mismatch}"))?;
-    }
-    Ok(compared)
+    };
+    backend.run_judged(setup, play, |outcomes| {
+        let seen = finished(outcomes)?;
+        let mut compared = Compared::default();
+        for (at, batches) in batches.iter().enumerate() {
+            let of_turn: Vec<Observed> = seen.iter().map(|turns| turns.get(at).cloned().unwrap_or_default()).collect();
+            compared += compare(&world, batches, &of_turn).map_err(|mismatch| format!("turn {at}: {mismatch}"))?;
+        }
+        Ok(compared)
+    })
 }

@@ -186,18 +186,19 @@ impl Scenario {
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
         let Some(zombie) = self.zombie else {
-            let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
-            return self.compare(&world, &batches, &finished(outcomes)?);
+            let play = async |mut ep| self.play(&mut ep, &world, &batches).await;
+            return backend.run_judged(setup, play, |outcomes| self.compare(&world, &batches, &finished(outcomes)?));
         };
         let play =
             async |mut ep| live(&mut ep, async |ep: &mut B::Endpoint| self.play(ep, &world, &batches).await).await;
-        let stories = backend.run(&zombie.haunt(setup), play)?;
-        let mut compared = Compared::default();
-        for play in whole(zombie, setup, stories)? {
-            let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
-            compared += self.compare(&play.world, &batches, &play.seen)?;
-        }
-        Ok(compared)
+        backend.run_judged(&zombie.haunt(setup), play, |stories| {
+            let mut compared = Compared::default();
+            for play in whole(zombie, setup, stories)? {
+                let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
+                compared += self.compare(&play.world, &batches, &play.seen)?;
+            }
+            Ok(compared)
+        })
     }
 
     /// Compares all turns; `seen` is `[ranks][turns]`.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::BufReader;
+use std::mem;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::rank::RANK;
-use super::wire::{FromRank, Outcome, ToRank, receive, send};
+use super::wire::{FromRank, Outcome, Returns, ToRank, receive, send};
 
 /// Groups of processes that have no case. Dropped, they are killed.
 #[derive(Default)]
@@ -96,6 +97,7 @@ struct Event {
 struct Run {
     may_crash: Vec<u32>,
     exits: Vec<u32>,
+    judge: Option<u32>,
     /// By rank; a rank that an incident has ended gives `Ok(None)`.
     returned: Vec<Option<Result<Option<Vec<u8>>, String>>>,
 }
@@ -145,13 +147,16 @@ impl Group {
 
     fn hear(&mut self, rank: u32, said: Said) -> Result<(), String> {
         match said {
-            Said::Message(FromRank::Begun { run, ranks, port, may_crash, exits }) => {
-                self.runs.insert(run, Run { may_crash, exits, returned: vec![None; ranks as usize] });
+            Said::Message(FromRank::Begun { run, ranks, port, may_crash, exits, judge }) => {
+                self.runs.insert(run, Run { may_crash, exits, judge, returned: vec![None; ranks as usize] });
                 self.provide(ranks)?;
                 self.tell_all(&ToRank::Meet { run, port });
                 Ok(())
             }
             Said::Message(FromRank::Returned { run, result }) => self.returned(run, rank, result.map(Some)),
+            Said::Message(FromRank::Judged { run, verdict }) => {
+                self.finished(run, verdict.map(|said| vec![Some(said)]))
+            }
             Said::Message(FromRank::Verdict { result }) => {
                 self.processes[rank as usize].is_through = true;
                 result
@@ -183,14 +188,32 @@ impl Group {
 
     fn returned(&mut self, run: u64, rank: u32, result: Result<Option<Vec<u8>>, String>) -> Result<(), String> {
         let unknown = || format!("rank {rank} returned from run {run:x}, which is not on");
-        let returned = &mut self.runs.get_mut(&run).ok_or_else(unknown)?.returned;
+        let Run { returned, judge, .. } = self.runs.get_mut(&run).ok_or_else(unknown)?;
         *returned.get_mut(rank as usize).ok_or_else(unknown)? = Some(result);
-        let Some(results) = returned.iter().cloned().collect::<Option<Vec<_>>>() else { return Ok(()) };
-        let exits = self.runs.remove(&run).map(|run| run.exits).unwrap_or_default();
+        if returned.iter().any(Option::is_none) {
+            return Ok(());
+        }
+        let results: Vec<_> = returned.iter_mut().flatten().map(|result| mem::replace(result, Ok(None))).collect();
         // What failed at one rank, the others often see as a rank that is gone: whoever reads it wants both.
         let errors: Vec<&str> = results.iter().filter_map(|result| result.as_ref().err()).map(String::as_str).collect();
-        let outcome: Outcome =
-            if errors.is_empty() { Ok(results.into_iter().flatten().collect()) } else { Err(errors.join("; ")) };
+        if !errors.is_empty() {
+            let errors = errors.join("; ");
+            return self.finished(run, Err(errors));
+        }
+        let all: Returns = results.into_iter().flatten().collect();
+        match *judge {
+            Some(judge) => {
+                self.processes[judge as usize].tell(&ToRank::Judge { run, returned: all });
+                Ok(())
+            }
+            None => self.finished(run, Ok(all)),
+        }
+    }
+
+    /// Tells all ranks what a run gave.
+    fn finished(&mut self, run: u64, outcome: Outcome) -> Result<(), String> {
+        let unknown = || format!("run {run:x} has ended, which is not on");
+        let Run { exits, .. } = self.runs.remove(&run).ok_or_else(unknown)?;
         self.past.push((run, outcome.clone()));
         self.tell_all(&ToRank::Ended { run, outcome });
         // Whom an incident has ended, or is about to, gets a successor for the runs that follow.

@@ -11,6 +11,8 @@
 //!             <-- verdict -----  end of the case         end of the case
 //! ```
 //!
+//! Where results are only looked at ([`Backend::run_judged`]), one process alone gets them, and all get what it says.
+//!
 //! A closure cannot be sent, so all processes run the whole case, in step: they differ only in whose work [`Backend::run`] does,
 //! and all of them get everybody's results. Pipes carry this; the backend's own meeting has nothing to do with it.
 //!
@@ -165,6 +167,25 @@ impl<P: Processes> Backend for InProcesses<P> {
             let (endpoint, stay) = self.backend.join(setup, place)?;
             Ok((self.backend.block_on(user(endpoint)), stay))
         })
+    }
+
+    fn run_judged<T, F, V>(
+        &self,
+        setup: &Setup,
+        user: F,
+        judge: impl FnOnce(Vec<Option<T>>) -> Result<V, String>,
+    ) -> Result<V, String>
+    where
+        T: Travels,
+        F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
+        V: Travels,
+    {
+        let session = self.session.as_ref().ok_or("this is no rank's process")?;
+        let work = |place| {
+            let (endpoint, stay) = self.backend.join(setup, place)?;
+            Ok((self.backend.block_on(user(endpoint)), stay))
+        };
+        session.run_judged(setup, work, judge)
     }
 
     fn probe(&self, _: &Setup, _: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {

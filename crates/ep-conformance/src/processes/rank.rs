@@ -12,7 +12,7 @@ use std::thread;
 use ep_core::Rank;
 use ep_core::incident::Incident;
 
-use super::wire::{FromRank, Outcome, ToRank, pack, receive, send, unpack};
+use super::wire::{FromRank, Outcome, Returns, ToRank, pack, receive, send, unpack};
 use super::{InProcesses, Place, Processes};
 use crate::any::AnyOf;
 use crate::backend::{Setup, Travels};
@@ -31,6 +31,8 @@ pub(crate) fn is_rank() -> bool {
 struct Heard {
     /// Ports at which runs meet.
     ports: HashMap<u64, u16>,
+    /// What this rank is to judge.
+    returned: HashMap<u64, Returns>,
     /// What ended runs gave.
     ended: HashMap<u64, Outcome>,
     /// Runs begun here, by their communicators.
@@ -69,6 +71,7 @@ impl Session {
                     let _ = cases.send(name);
                 }
                 ToRank::Meet { run, port } => drop(heard.ports.insert(run, port)),
+                ToRank::Judge { run, returned } => drop(heard.returned.insert(run, returned)),
                 ToRank::Ended { run, outcome } => drop(heard.ended.insert(run, outcome)),
             }
             self.news.notify_all();
@@ -106,26 +109,62 @@ impl Session {
         work: impl FnOnce(Place) -> Result<(T, S), String>,
     ) -> Result<Vec<Option<T>>, String> {
         let run = self.number(setup);
-        let ranks = setup.topology.ranks();
-        let is_past = self.lock().ended.contains_key(&run);
-        let stay = if self.rank.0 < ranks && !is_past { Some(self.take_part(run, setup, work)?) } else { None };
-        let outcome = self.await_news(|heard| heard.ended.get(&run).cloned())?;
+        let stay = self.take_part(run, setup, None, work)?;
+        let outcome = self.outcome(run);
         drop(stay);
-        outcome.into_iter().map(|bytes| bytes.map(|bytes| unpack(&bytes)).transpose()).collect()
+        all(outcome?)
     }
 
+    /// The same, where one process, that of a rank that no incident ends, has `judge` look at what all returned. All get what it gives.
+    pub(super) fn run_judged<T: Travels, S, V: Travels>(
+        &self,
+        setup: &Setup,
+        work: impl FnOnce(Place) -> Result<(T, S), String>,
+        judge: impl FnOnce(Vec<Option<T>>) -> Result<V, String>,
+    ) -> Result<V, String> {
+        let (may_crash, exits) = ends(&setup.incidents);
+        let whole = setup.topology.all().find(|rank| !may_crash.contains(&rank.0) && !exits.contains(&rank.0));
+        let Some(who) = whole else { return judge(self.run(setup, work)?) };
+        let run = self.number(setup);
+        let stay = self.take_part(run, setup, Some(who), work)?;
+        if self.rank == who {
+            let returned = self.await_news(|heard| match heard.returned.remove(&run) {
+                Some(returned) => Some(Some(returned)),
+                None => heard.ended.contains_key(&run).then_some(None),
+            });
+            if let Some(returned) = returned {
+                let verdict = all(returned).and_then(judge).and_then(|verdict| pack(&verdict));
+                self.tell(&FromRank::Judged { run, verdict });
+            }
+        }
+        let outcome = self.outcome(run);
+        drop(stay);
+        let said = outcome?.pop().flatten().ok_or("a judge that said nothing")?;
+        unpack(&said)
+    }
+
+    /// What a run gave, once it has ended. A run is asked for once.
+    fn outcome(&self, run: u64) -> Outcome {
+        self.await_news(|heard| heard.ended.remove(&run))
+    }
+
+    /// Does this rank's part of a run, if it has one that is not past.
     fn take_part<T: Travels, S>(
         &self,
         run: u64,
         setup: &Setup,
+        judge: Option<Rank>,
         work: impl FnOnce(Place) -> Result<(T, S), String>,
     ) -> Result<Option<S>, String> {
         let (rank, ranks) = (self.rank, setup.topology.ranks());
+        if rank.0 >= ranks || self.lock().ended.contains_key(&run) {
+            return Ok(None);
+        }
         let (port, listener) = if rank == Rank(0) {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
             let port = listener.local_addr().map_err(|error| error.to_string())?.port();
             let (may_crash, exits) = ends(&setup.incidents);
-            self.tell(&FromRank::Begun { run, ranks, port, may_crash, exits });
+            self.tell(&FromRank::Begun { run, ranks, port, may_crash, exits, judge: judge.map(|rank| rank.0) });
             (port, Some(listener))
         } else {
             (self.await_news(|heard| heard.ports.get(&run).copied()), None)
@@ -141,6 +180,10 @@ impl Session {
         }
         Ok(stay)
     }
+}
+
+fn all<T: Travels>(returned: Returns) -> Result<Vec<Option<T>>, String> {
+    returned.into_iter().map(|bytes| bytes.map(|bytes| unpack(&bytes)).transpose()).collect()
 }
 
 /// Ranks whose processes incidents may crash, and those that exit.

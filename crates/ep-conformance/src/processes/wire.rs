@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 /// A message is never longer: what claims to be is none.
 const MOST: usize = 1 << 30;
 
-/// What a run gave, by rank: none for ranks that an incident ended; or what went wrong with it.
-pub(super) type Outcome = Result<Vec<Option<Vec<u8>>>, String>;
+/// What a run gave, or what went wrong with it.
+pub(super) type Outcome = Result<Returns, String>;
+
+/// By rank; none for ranks that an incident ended.
+pub(super) type Returns = Vec<Option<Vec<u8>>>;
 
 /// To a rank's process.
 #[derive(Serialize, Deserialize, Debug)]
@@ -18,15 +21,19 @@ pub(super) enum ToRank {
     Case { name: String, past: Vec<(u64, Outcome)> },
     /// Where the ranks of a run meet.
     Meet { run: u64, port: u16 },
-    /// What a run gave.
+    /// To the judge of a run: what its ranks gave.
+    Judge { run: u64, returned: Returns },
+    /// What a run gave; of a run that has a judge, what the judge said.
     Ended { run: u64, outcome: Outcome },
 }
 
 /// From a rank's process.
 #[derive(Serialize, Deserialize, Debug)]
 pub(super) enum FromRank {
-    /// By rank 0: a run begins, in which some processes may crash and some exit.
-    Begun { run: u64, ranks: u32, port: u16, may_crash: Vec<u32>, exits: Vec<u32> },
+    /// By rank 0: a run begins, in which some processes may crash and some exit; and who looks at what it gives, if one does for all.
+    Begun { run: u64, ranks: u32, port: u16, may_crash: Vec<u32>, exits: Vec<u32>, judge: Option<u32> },
+    /// By the judge of a run.
+    Judged { run: u64, verdict: Result<Vec<u8>, String> },
     /// This rank's part of a run.
     Returned { run: u64, result: Result<Vec<u8>, String> },
     /// How the case ended here.
