@@ -256,6 +256,7 @@ impl RankDevice {
             node: Arc::clone(node),
             stream,
         };
+        this.check_rings(layout.settings().rings().channels)?;
         this.connect(&RankSet::new())?;
         this.enter(1)?;
         Ok(this)

@@ -157,7 +157,7 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Numbers. `keep`: later calls read them, too.
     unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, keep: bool) -> Result<Self::Array<T>, Error>;
 
-    /// Experts' results, bf16, as the dispatch's rows lie, of which those matter that `told` knows of.
+    /// Experts' results, bf16, as the dispatch's rows lie. Of rows by source no more are there than `told` knows of.
     unsafe fn expert_rows_in(&mut self, address: usize, told: &LowTold) -> Result<Self::Buf, Error>;
 
     /// The choices of the batch that a handle is of.

@@ -135,6 +135,11 @@ fn bf16(endpoint: &CudaEndpoint, rows: Rows) -> Tensor {
     }
 }
 
+/// Whether kernels read rows of so many bytes where they lie.
+const fn lies_well(address: usize, row_bytes: usize) -> bool {
+    row_bytes.is_multiple_of(ALIGN) && address.is_multiple_of(ALIGN)
+}
+
 /// Whether kernels take codes at `address` and scales elsewhere, as they lie.
 fn takes_apart(endpoint: &CudaEndpoint, address: usize) -> bool {
     (endpoint.shape().hidden() as usize).is_multiple_of(ALIGN) && address.is_multiple_of(ALIGN)
@@ -145,9 +150,7 @@ impl Backend for CudaEndpoint {
         let shape = *self.shape();
         let hidden = shape.hidden() as usize;
         let row_bytes = if rows.scales.is_some() { shape.row_bytes() } else { shape.result_bytes() } as usize;
-        let is_in_place =
-            rows.scales.is_none() && row_bytes.is_multiple_of(ALIGN) && rows.address.is_multiple_of(ALIGN);
-        if is_in_place && rows.rows > 0 {
+        if rows.scales.is_none() && lies_well(rows.address, row_bytes) && rows.rows > 0 {
             // SAFETY: as the caller promises.
             return Ok(unsafe { self.foreign_rows(rows.address as u64, rows.rows, row_bytes) });
         }
@@ -198,9 +201,19 @@ impl Backend for CudaEndpoint {
     }
 
     unsafe fn expert_rows_in(&mut self, address: usize, told: &LowTold) -> Result<Rows, Error> {
-        let rows = told.order.rows(self.layout())?;
-        // SAFETY: as the caller promises.
-        unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
+        let (room, row_bytes) = (told.order.rows(self.layout())?, self.shape().result_bytes() as usize);
+        if lies_well(address, row_bytes) {
+            // SAFETY: as the caller promises; kernels read the rows that came, and no others.
+            return Ok(unsafe { self.foreign_rows(address as u64, room, row_bytes) });
+        }
+        let (own, rows) = (self.room(room, row_bytes)?, told.rows.unwrap_or(room));
+        if rows > 0 {
+            // SAFETY: as the caller promises: so many are there, and there is room for them.
+            unsafe {
+                copy(self, (self.address_of(&own) as usize, own.stride()), (address, row_bytes), row_bytes, rows)
+            }?;
+        }
+        Ok(own)
     }
 
     fn rows_out(&mut self, rows: Rows) -> Result<RowsOut, Error> {

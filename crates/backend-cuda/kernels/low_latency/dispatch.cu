@@ -1,6 +1,6 @@
 /*
  * ep_low_latency::dispatch: low-latency dispatch. Each token goes once to every rank that holds one of its experts, into a fixed
- * slot there; the receiver spreads it to its experts.
+ * slot there; the receiver spreads it to its experts, or keeps each row once, by source.
  *
  *   launch   any number of blocks of 512 threads, which need not all run at a time; phases says which halves
  *   memory   memory for units of the windows (ep_layout.h); slots, headers and cells where there are several nodes; shared: one row as it travels;
@@ -8,7 +8,7 @@
  *   send     share b, of block b, are the rows of tokens b, b + blocks, ...: quantised once, and stored to the place of the token at each of its
  *            ranks with 16 bytes a thread. Whoever has the share that tells finds the rows' order and sends all headers ahead
  *            (ep_low_shares.h)
- *   receive  rows are packed by expert in order of source and token. A block finds the places of its own, waits for them and copies them. One
+ *   receive  rows are packed by expert, or all together, in order of source and token. A block finds the places of its own, waits for them and copies them. One
  *            tells the user how many there are instead. Consumers learn of rows as they come, where the caller says so (ep_low_early.h)
  *   roles    the share that tells, the blocks that move and the one that counts are those of EpLowRoles
  *   travel   within one node as units, which announce themselves (ep_low_send_units.h, ep_low_receive_units.h); with several nodes in slots, which

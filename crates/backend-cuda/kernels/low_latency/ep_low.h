@@ -177,7 +177,10 @@ EP_DEV bool ep_low_crashed(const EpRank&) { return false; }
    for its own calls, but what a graph replays may come at any time: after a recovery; with more or fewer operations in flight than
    `in_flight`, as when it was captured; when no number is left. By all threads, at the start. */
 EP_DEV bool ep_low_closed(const EpRank& r, const EpLowNow& at, ep_u32 phases, ep_u32 in_flight) {
-    if (at.broken) return true;
+    if (at.broken) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) ((EpReport*)r.report)->behind = 1;
+        return true;
+    }
     const ep_u64 op = at.sent + 1, flying = at.sent - at.received;
     const bool stale = at.generation != r.generation, other = phases != 0 && flying != in_flight;
     const bool spent = (phases & EP_LOW_SEND) && ep_arrival(r.w, op + 1, 0, 0) > EP_MASKED;

@@ -83,7 +83,7 @@ c_struct! {
 c_struct! {
     /// Parameters of ep_low_latency::combine.
     pub(crate) struct LowCombine = "EpLowCombineArgs" {
-        /// bf16 [local experts, ranks * max_tokens, hidden], rows y_stride bytes apart.
+        /// bf16 [local experts, ranks * max_tokens, hidden], or by source [ranks * max_tokens, hidden], rows y_stride bytes apart.
         pub(crate) y: u64,
         /// Bytes from one row of y to the next.
         pub(crate) y_stride: u64,

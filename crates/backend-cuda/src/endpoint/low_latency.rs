@@ -3,7 +3,8 @@
 //! Everything is checked and enqueued; nothing of the routing comes to the host. Each half is a launch of a kernel that reads the number
 //! of its operation from the device. With [`wait_for_kernels`](crate::Builder::wait_for_kernels) a half ends when its kernel has,
 //! so that its failure is its own: the user may mask the peer that it names and receive again. Without, a failure is told by
-//! the next call, and poisons the communicator: what was enqueued behind it did nothing.
+//! the next call, and poisons the communicator: what was enqueued behind it did nothing. A call that waits behind such a one, or
+//! behind a graph, tells the two apart: its kernel has reported by itself, or found that an earlier one had.
 //!
 //! Halves may be captured into CUDA graphs ([`super::graphs`]). A capture counts its operations for itself, from nothing in flight; the
 //! kernels see that this is so when it is replayed.
@@ -50,7 +51,7 @@ impl LowHandle {
         self.inner.routed.tokens
     }
 
-    /// `[tokens, topk]`: the choices of this rank's batch, as they were sent.
+    /// `[tokens, topk]`: the choices of this rank's batch, as they were sent, unless the caller has written to an array of the endpoint's since.
     pub fn topk_idx(&self) -> &Array<i64> {
         &self.inner.routed.topk_idx
     }
@@ -137,6 +138,11 @@ impl CudaEndpoint {
         self.device.low_report().and_then(|report| report::read(report).low_error(self.desk.rank()))
     }
 
+    /// Whether the launch that ended last found that an earlier one had failed.
+    fn low_did_nothing(&self) -> bool {
+        self.device.low_report().is_some_and(|report| report::read(report).behind != 0)
+    }
+
     /// Refuses weights that are not one for each choice, or lie elsewhere.
     fn check_weights(&self, weights: Option<&Array<f32>>, choices: usize) -> Result<(), Error> {
         self.desk.check_weights(weights.map(Array::len), choices)?;
@@ -214,6 +220,10 @@ impl CudaEndpoint {
         if waits {
             self.ended(&event).await?;
             if let Some(error) = self.low_failure() {
+                if self.low_did_nothing() {
+                    self.desk.set_poisoned(Some(error.failure().copied().unwrap_or(self.desk.abandoned(op))));
+                    return Err(error);
+                }
                 self.device.low_resume()?;
                 self.desk.set_poisoned(None);
                 self.low.failed = error.failure().map(|failure| failure.culprit).or(self.low.failed);

@@ -1,5 +1,6 @@
 //! Launches of a combine.
 
+use ep_core::Error;
 use ep_core::device::{Task, block_roles};
 use ep_core::layout::{Kind, NO_BASE};
 use ep_core::port::Duty;
@@ -147,16 +148,35 @@ impl RankDevice {
         if leaves { unsafe { self.combine_ring(call, args) } } else { Ok(()) }
     }
 
+    /// What blocks play that sum rows of rings, for so many roles; the parts on their way to each warp, and the bytes of a desk.
+    fn teams(&self, role_count: u32) -> (Teams, u32, u32) {
+        let w = &self.view.w;
+        let room = self.stream.device().shared_memory().saturating_sub(self.ranks() * SOURCE_BYTES);
+        let desk = Desk::new(self.ranks(), w.nodes, w.topk);
+        Teams::new(role_count, self.blocks, w.nodes).fitting(role_count, self.blocks, desk, room)
+    }
+
+    /// Refuses a communicator whose combines a block's shared memory has no room for. With fewer channels a call has fewer roles.
+    pub(super) fn check_rings(&self, channels: u32) -> Result<(), Error> {
+        let (_, role_count) = self.roles.of(Kind::Combine, channels);
+        let (teams, _, desk) = self.teams(role_count);
+        let (needed, most) = (self.ranks() * SOURCE_BYTES + teams.roles * desk, self.stream.device().shared_memory());
+        if needed > most {
+            let remedy = "fewer choices of a token, ranks or channels, or more multiprocessors";
+            let limit = format_args!("at most {most}: {remedy}");
+            return Err(Error::invalid("bytes of a block that sums rows of rings", needed, limit));
+        }
+        Ok(())
+    }
+
     /// What a combine has left to rings.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
     unsafe fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
         let (roles, role_count) = self.roles.of(Kind::Combine, args.rings.channels);
-        let (w, sources) = (&self.view.w, self.ranks() * SOURCE_BYTES);
-        let room = self.stream.device().shared_memory().saturating_sub(sources);
-        let teams = Teams::new(role_count, self.blocks, w.nodes);
-        let (depth, desk) = Desk::new(self.ranks(), w.nodes, w.topk).fitting(teams.roles, teams.warps, room);
+        let sources = self.ranks() * SOURCE_BYTES;
+        let (teams, depth, desk) = self.teams(role_count);
         let shape = Launch {
             blocks: role_count.div_ceil(teams.roles),
             threads: 32 * teams.roles * teams.warps,

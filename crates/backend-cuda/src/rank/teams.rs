@@ -1,5 +1,6 @@
 //! How many warps of a block play a role of a combine through rings together: a team (`ep_combine_team.h`).
 
+use super::desk::Desk;
 use crate::args::{RING_WARPS, TEAMS_WARPS};
 
 /// Warps of a team at most.
@@ -27,11 +28,43 @@ impl Teams {
         let warps = (TEAMS_WARPS / roles).clamp(1, MOST);
         Self { roles: roles.max(LEAST_WARPS / warps), warps }
     }
+
+    /// The same, with fewer warps a role, and then fewer roles a block, as far as it takes for the desks of `role_count` roles to have room on `blocks`
+    /// blocks; the parts on their way to each warp, and the bytes of a desk. Where there is never room, the least of all.
+    pub(super) fn fitting(mut self, role_count: u32, blocks: u32, desk: Desk, room: u32) -> (Self, u32, u32) {
+        let least = role_count.div_ceil(blocks);
+        loop {
+            let (depth, bytes) = desk.fitting(self.roles, self.warps, room);
+            if self.roles * bytes <= room || (self.warps == 1 && self.roles <= least) {
+                return (self, depth, bytes);
+            }
+            if self.warps > 1 {
+                self.warps -= 1;
+            } else {
+                self.roles -= 1;
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// 64 ranks of 8 nodes whose tokens have 32 choices, on 163 KiB: a channel and four of them.
+    #[test]
+    fn where_desks_are_large_a_block_carries_fewer_roles() {
+        let room = (163 << 10) - 64 * 32;
+        for (roles, most) in [(64, 8), (71, 24), (71 * 4, 132)] {
+            let teams = Teams::new(roles, most, 8);
+            let (fitting, _, bytes) = teams.fitting(roles, most, Desk::new(64, 8, 32), room);
+            let fits = fitting.roles * bytes <= room;
+            assert!(fits == (roles.div_ceil(most) < 8), "{roles} on {most}: {fitting:?} of {bytes}");
+            assert!(roles.div_ceil(fitting.roles) <= most && fitting.warps <= teams.warps);
+        }
+        let teams = Teams::new(64, 24, 2);
+        assert_eq!(teams.fitting(64, 24, Desk::new(2, 2, 8), (226 << 10) - 64).0, teams);
+    }
 
     /// By channels and ranks: 32 of two nodes of a rank and of two of two, 8 of two of eight.
     #[test]

@@ -6,7 +6,7 @@ use ep_conformance::drive::all_of;
 use ep_conformance::low_latency::{self, Seen};
 use ep_conformance::verify::bits_of;
 use ep_conformance::workload::{Batch, Workload};
-use ep_core::engine::low_latency::{LowCombined, LowReceived};
+use ep_core::engine::low_latency::{LowCombined, LowOrder, LowReceived, LowRouting};
 use ep_core::reference::{self, Weighing, World};
 use ep_core::{Endpoint, Error, LowLatency, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_cuda::checks::{Checks, Plant};
@@ -446,6 +446,14 @@ fn bad_input_is_named_with_its_limit() -> Result<(), String> {
         ] {
             told.push(refused(&mut ep, y, handle, &Ready { signals, due, multiprocessors: None }).await);
         }
+        // Rows by source are of no one expert.
+        let by_source = LowRouting { order: LowOrder::BySource, ..routing.clone() };
+        told.push(ep.send_dispatch_early(&x, &by_source, &early).await.err().map_or_else(String::new, text));
+        let other = ep.low_latency_dispatch(&x, &by_source).await?;
+        let each = ep.array(&[0i32; 2])?;
+        let ready = Ready { signals: Signals::Experts(each), due: 1, multiprocessors: None };
+        told.push(refused(&mut ep, &other.x, &other.handle, &ready).await);
+        ep.low_latency_combine(&other.x, &other.handle, None).await?;
         // Nothing moved.
         ep.low_latency_combine(&got.x, &got.handle, None).await?;
         Ok(told)
@@ -458,6 +466,8 @@ fn bad_input_is_named_with_its_limit() -> Result<(), String> {
         "value of a ready signal is 0, allowed: at least 1",
         "rows of a block is 0, allowed: at least 1",
         "number of ready signals is 9, allowed: at least 10, 5 for each of 2 local experts",
+        "early consumers of rows by source",
+        "early consumers of rows by source",
     ];
     for told in all {
         told.iter().zip(expected).try_for_each(|(said, expected)| ensure(said, expected))?;

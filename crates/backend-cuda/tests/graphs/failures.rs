@@ -9,10 +9,10 @@ use ep_core::engine::Dispatch;
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::reference::Weighing;
 use ep_core::{Endpoint, Error, Failure, Fault, LowLatency, Placement, RankSet};
-use ep_cuda::CudaEndpoint;
+use ep_cuda::{CudaEndpoint, LowPlaces};
 
 use super::Verdict;
-use super::fixture::{Layer, TOKENS, Uploaded, deadline, replay, same};
+use super::fixture::{HIDDEN, LOCAL, Layer, TOKENS, Uploaded, deadline, replay, same};
 use super::throughput::{WORST, along, fresh};
 
 /// [`WORST`] of three ranks.
@@ -238,6 +238,64 @@ pub(crate) fn missing_low() -> Verdict {
             return Err(format!("rank {rank} said {failure:?}, expected rank 2 to be missing"));
         }
         seen.push(saw);
+    }
+    let verified = ep_conformance::low_latency::verify::run(&layer.world, &first, Weighing::AtExperts, &seen);
+    verified.map(drop).map_err(|error| error.to_string())
+}
+
+/// A dispatch that waits, behind one that did not and had bad choices: what it tells is the other's failure, which poisons. Were it taken for its own,
+/// its rows would be another operation's at the peers.
+pub(crate) fn not_its_own() -> Verdict {
+    let layer = Layer::sized(Placement::Ring, 3, 1 << 20).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let said = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let mut bad = first[me].clone();
+        bad.topk_idx[4] = 99;
+        let bad = Uploaded::new(&mut ep, &bad)?;
+        let routing = |input: &Uploaded| LowRouting::new(input.topk_idx.clone(), Some(input.topk_weights.clone()));
+        let rows = LOCAL as usize * 3 * TOKENS as usize;
+        let [x, counts, segments, tokens] =
+            [rows * 2 * HIDDEN as usize, 4 * LOCAL as usize, 8 * 3 * LOCAL as usize, 4 * rows]
+                .map(|bytes| ep.bytes_room(bytes));
+        let (x, counts, segments, tokens) = (x?, counts?, segments?, tokens?);
+        let places = LowPlaces {
+            x: x.address(),
+            scales: None,
+            expert_counts: counts.address(),
+            segments: segments.address(),
+            source_token: tokens.address(),
+            by_source: None,
+            stats: 0,
+            owner: None,
+        };
+        let given = routing(&input);
+        layer.meet()?;
+        let mut said = Vec::new();
+        if me == 0 {
+            // Lasts until the others send, so that nothing is reported before all is enqueued.
+            let _before = ep.low_latency_dispatch(&input.x, &given).await?;
+            let _refused = ep.low_latency_dispatch(&bad.x, &routing(&bad)).await?;
+            // SAFETY: there is room for all that comes.
+            let waits = unsafe { ep.low_latency_dispatch_into(&input.x, &given, &places, true) }.await;
+            said.push(waits.err());
+            said.push(ep.low_latency_dispatch(&input.x, &given).await.err());
+        } else {
+            std::thread::sleep(Duration::from_millis(300));
+            let _before = ep.low_latency_dispatch(&input.x, &given).await?;
+        }
+        layer.meet()?;
+        ep.rejoin().await?;
+        let seen = ep_conformance::low_latency::round(&mut ep, &layer.world, &first[me], Weighing::AtExperts).await?;
+        Ok((said, seen))
+    })?;
+    let (said, seen): (Vec<_>, Vec<_>) = said.into_iter().unzip();
+    let [Some(first_said), Some(Error::Poisoned { .. })] = &said[0][..] else {
+        return Err(format!("said {:?}, expected bad choices, then a poisoned communicator", said[0]));
+    };
+    if !first_said.to_string().starts_with("topk_idx of token 1 is") {
+        return Err(format!("said {first_said}, expected the choices of token 1"));
     }
     let verified = ep_conformance::low_latency::verify::run(&layer.world, &first, Weighing::AtExperts, &seen);
     verified.map(drop).map_err(|error| error.to_string())

@@ -56,6 +56,7 @@ const CASES: &[Case] = &[
     ("what_another_endpoint_made_is_refused", misuse::of_another_endpoint),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
+    ("a_dispatch_that_waits_behind_another_s_failure_is_poisoned", failures::not_its_own),
     ("graphs_a_missing_rank_ends_by_deadline", failures::missing),
     ("graphs_a_missing_rank_ends_low_latency_by_deadline", failures::missing_low),
 ];

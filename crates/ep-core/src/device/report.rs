@@ -89,6 +89,10 @@ c_struct! {
         pub field: u32,
         /// Whom this rank blames.
         pub culprit: u32,
+        /// Of low latency: 1 once a launch behind the one that failed has found it so, and done nothing.
+        pub behind: u32,
+        /// Nothing.
+        pub reserved: u32,
     }
 }
 
@@ -153,7 +157,19 @@ mod tests {
 
     fn report(status: u32) -> Report {
         let phase = Phase::Rows as u32;
-        Report { status, phase, peer: 2, lane: 1, op: 9, seen: 5, awaited: 7, waited: 11, field: 1, culprit: 4 }
+        Report {
+            status,
+            phase,
+            peer: 2,
+            lane: 1,
+            op: 9,
+            seen: 5,
+            awaited: 7,
+            waited: 11,
+            field: 1,
+            culprit: 4,
+            ..Report::default()
+        }
     }
 
     fn failure(status: Status, low: bool) -> Failure {

@@ -175,7 +175,7 @@ impl<E: Endpoint + ?Sized> Clone for ExpertSlots<E> {
 pub struct ByExpert<E: Endpoint + ?Sized> {
     /// Which slots are whose.
     pub experts: ExpertSlots<E>,
-    /// `[received rows, topk]`: the slot of each choice, or -1.
+    /// `[received rows, topk]`, or `[worst_rows, topk]` where counts stay on the device: the slot of each choice, or -1.
     pub slots: E::Array<i32>,
     /// `[ranks, local experts]`: the first slot of each source at each expert. Its rows there end where those of the next source begin; those of
     /// the last source at `first + counts`.

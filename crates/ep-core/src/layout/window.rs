@@ -470,7 +470,7 @@ impl Layout {
             u64::from(self.settings.low_latency())
                 + u64::from(self.settings.low_latency_units())
                 + 2 * u64::from(self.settings.low_latency_announced())
-                + 4 * u64::from(self.settings.low_latency_per_choice()),
+                + 8 * u64::from(self.settings.low_latency_per_choice()),
             self.settings.low_latency_unit_bytes(),
             self.settings.arena_bytes(),
             outboxes.map_or(0, |outboxes| u64::from(outboxes.channels)),

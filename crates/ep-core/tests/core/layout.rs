@@ -318,6 +318,26 @@ proptest! {
     }
 }
 
+/// What low latency is made of is in the number too: ranks that differ in it would misread each other.
+#[test]
+fn the_settings_hash_tells_forms_of_low_latency_apart() {
+    use std::collections::HashMap;
+
+    use ep_core::{Settings, Shape, Topology};
+    let (shape, topology) = (Shape::builder().build().unwrap(), Topology::new(1, 2).unwrap());
+    let mut seen = HashMap::new();
+    for bits in 0..16 {
+        let is = |bit: u32| bits >> bit & 1 == 1;
+        let form = (is(0), is(0) && is(1), is(0) && is(2), is(3));
+        let settings = Settings::builder(&shape, &topology).low_latency(form.0).low_latency_units(form.1);
+        let settings = settings.low_latency_announced(form.2).low_latency_per_choice(form.3).build();
+        let Ok(layout) = settings.and_then(|settings| Layout::new(&shape, &topology, &settings)) else { continue };
+        let other = seen.insert(layout.hash(&layout.settings().rings()), form);
+        assert!(other.is_none_or(|other| other == form), "{other:?} and {form:?}");
+    }
+    assert!(seen.len() > 8, "{seen:?}");
+}
+
 #[test]
 fn what_cannot_be_pulled_is_refused() {
     use ep_core::{Placement, Settings, Shape, Topology};

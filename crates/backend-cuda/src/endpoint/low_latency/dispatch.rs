@@ -234,7 +234,7 @@ impl CudaEndpoint {
 
     /// Bad choices that a kernel found, named as on the host.
     fn name_choices(&self, LowRouting { topk_idx, repeats, .. }: &LowRoutingOf<Self>, error: Error) -> Error {
-        if error.failure().is_some() {
+        if error.failure().is_some() || self.desk.poisoned().is_some() {
             return error;
         }
         let Ok(topk_idx) = topk_idx.to_vec() else { return error };
@@ -288,6 +288,9 @@ impl CudaEndpoint {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
         let op = self.check_send(capture)?;
+        if early.is_some() {
+            early::check_order(routing.order)?;
+        }
         early.map_or(Ok(()), |early| early.check(self))?;
         let routed = Arc::new(self.routed(x, routing)?);
         self.skip(capture).await?;
@@ -354,9 +357,10 @@ impl CudaEndpoint {
         let launch = unsafe { launch(args, None) };
         let waits = waits || self.wait_for_kernels;
         let half = self.low_half_awaited(op, capture.is_some(), waits, launch).await;
-        // What failed in receiving was sent; it is dropped here, and so skipped by the next call.
+        // What failed in receiving was sent; it is dropped here, and so skipped by the next call. Choices that were refused, and what came behind
+        // another's failure, were not.
         if let Err(error) = &half
-            && error.failure().is_none()
+            && (error.failure().is_none() || self.desk.poisoned().is_some())
         {
             return Err(self.name_choices(routing, error.clone()));
         }

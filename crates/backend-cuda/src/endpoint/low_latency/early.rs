@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ep_core::engine::Mark;
-use ep_core::engine::low_latency::LowRoutingOf;
+use ep_core::engine::low_latency::{LowOrder, LowRoutingOf};
 use ep_core::{Endpoint as _, Error, device};
 
 use super::super::{Array, CudaEndpoint, Rows};
@@ -287,6 +287,7 @@ impl CudaEndpoint {
     /// Checks when results are ready.
     pub(super) fn awaited(&self, handle: &LowHandle, ready: &Ready) -> Result<Awaited, Error> {
         self.check_early()?;
+        check_order(handle.order())?;
         let (experts, room) = (self.layout().local_experts(), self.expert_room());
         if ready.due == 0 {
             return Err(Error::invalid("value of a ready signal", 0, "at least 1"));
@@ -324,6 +325,14 @@ impl CudaEndpoint {
             }
             Signals::Experts(signals) => words(signals, room, 1),
         }
+    }
+}
+
+/// Rows by source are of no one expert: none of them is ready, or complete, by an expert's blocks.
+pub(super) fn check_order(order: LowOrder) -> Result<(), Error> {
+    match order {
+        LowOrder::ByExpert => Ok(()),
+        LowOrder::BySource => Err(Error::unsupported("early consumers of rows by source", "rows by expert")),
     }
 }
 
