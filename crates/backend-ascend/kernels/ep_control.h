@@ -55,7 +55,7 @@ struct EpWaitOf {
 EP_DEV void ep_fail(EpCore& c, EpControl& k, ep_u32 status, const EpDetail& detail, ep_u32 culprit) {
     const EpRank& r = c.launch.r;
     c.failed = true;
-    const EpReport report = {0, detail.phase, detail.peer, detail.lane, c.op, detail.seen, detail.awaited, ep_waited(c), detail.field, culprit};
+    const EpReport report = {0, detail.phase, detail.peer, detail.lane, c.op, detail.seen, detail.awaited, ep_waited(c), detail.field, culprit, 0, 0};
     const uint64_t* words = (const uint64_t*)&report;
     for (ep_u32 i = 1; i < sizeof(EpReport) / 8; ++i) ep_store_word(c, r.report + i * 8, words[i], 8);
     ep_store_word(c, r.report, (ep_u64)detail.phase << 32 | status, 8);

@@ -54,7 +54,7 @@ EP_DEV void ep_low_say(EpCore& c, const EpLowArgs& a, EpLowWatch& k, ep_u32 rank
 /* Reports, and stops the rank's cores. */
 EP_DEV void ep_low_fail(EpCore& c, ep_u32 status, const EpDetail& detail, ep_u32 culprit) {
     c.failed = true;
-    const EpReport report = {0, detail.phase, detail.peer, detail.lane, c.op, detail.seen, detail.awaited, ep_waited(c), detail.field, culprit};
+    const EpReport report = {0, detail.phase, detail.peer, detail.lane, c.op, detail.seen, detail.awaited, ep_waited(c), detail.field, culprit, 0, 0};
     const uint64_t* words = (const uint64_t*)&report;
     for (ep_u32 i = 1; i < sizeof(EpReport) / 8; ++i) ep_store_word(c, c.launch.r.report + i * 8, words[i], 8);
     ep_store_word(c, c.launch.r.report, (ep_u64)detail.phase << 32 | status, 8);

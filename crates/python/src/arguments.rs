@@ -35,14 +35,14 @@ impl<'py> FromPyObject<'_, 'py> for RawRouting {
     }
 }
 
-/// `(x, topk_idx, topk_weights, (repeats, by_source, waits))`: rows of a low-latency batch as they travel where they have scales.
+/// `(x, topk_idx, topk_weights, (repeats, by_source, waits, most_rows))`: rows of a low-latency batch as they travel where they have scales.
 impl<'py> FromPyObject<'_, 'py> for RawBatch {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (x, topk_idx, topk_weights, (repeats, by_source, waits)) = given.extract()?;
+        let (x, topk_idx, topk_weights, (repeats, by_source, waits, most_rows)) = given.extract()?;
         let order = if by_source { LowOrder::BySource } else { LowOrder::ByExpert };
-        Ok(Self { x, topk_idx, topk_weights, repeats, order, waits })
+        Ok(Self { x, topk_idx, topk_weights, repeats, order, waits, most_rows })
     }
 }
 

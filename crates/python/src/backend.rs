@@ -44,6 +44,8 @@ pub(crate) struct RawBatch {
     pub(crate) order: LowOrder,
     /// Whether the call waits until the host knows how many rows came.
     pub(crate) waits: bool,
+    /// Bound on the rows that come, by source, where the caller knows a smaller one than the communicator's.
+    pub(crate) most_rows: Option<u32>,
 }
 
 /// What the host knows of the rows that a low-latency dispatch brought.
@@ -54,6 +56,15 @@ pub(crate) struct LowTold {
     pub(crate) counts: Vec<i32>,
     /// In all, by source; none where it does not know them.
     pub(crate) rows: Option<u32>,
+    /// Bound on them, likewise.
+    pub(crate) most: Option<u32>,
+}
+
+impl LowTold {
+    /// Rows of results by source that there are at least; none for all that the communicator has room for.
+    pub(crate) fn result_rows(&self) -> Option<u32> {
+        self.rows.or(self.most)
+    }
 }
 
 /// Where what is told of rows by source goes, of a low-latency dispatch.
@@ -157,7 +168,7 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Numbers. `keep`: later calls read them, too.
     unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, keep: bool) -> Result<Self::Array<T>, Error>;
 
-    /// Experts' results, bf16, as the dispatch's rows lie. Of rows by source no more are there than `told` knows of.
+    /// Experts' results, bf16, as the dispatch's rows lie. Of rows by source no more are there than `told` knows to come.
     unsafe fn expert_rows_in(&mut self, address: usize, told: &LowTold) -> Result<Self::Buf, Error>;
 
     /// The choices of the batch that a handle is of.

@@ -76,13 +76,15 @@ fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
     LowPlaces { x, scales, expert_counts, segments, source_token, by_source, stats, owner }
 }
 
-/// Memory for rows of odd sizes as they travel: kernels write codes and scales apart where rows are a multiple of 16 elements.
+/// Memory for rows of odd sizes as they travel: kernels write to multiples of 16 bytes, and codes and scales apart where rows are a multiple of 16
+/// elements. Tensors have one row right behind the other.
 fn travelling(endpoint: &CudaEndpoint, into: &LowInto) -> Result<Option<Arc<Scratch>>, Error> {
-    let hidden = endpoint.shape().hidden() as usize;
-    if into.scales.is_none() || hidden.is_multiple_of(ALIGN) {
+    let format = RowFormat::new(endpoint.shape());
+    let row_bytes = if into.scales.is_some() { format.codes_bytes() } else { format.payload_bytes() };
+    if row_bytes.is_multiple_of(ALIGN as u64) {
         return Ok(None);
     }
-    let stride = RowFormat::new(endpoint.shape()).payload_stride() as usize;
+    let stride = format.payload_stride() as usize;
     endpoint.bytes_room(into.rows as usize * stride).map(Some)
 }
 
@@ -91,17 +93,17 @@ fn travelling(endpoint: &CudaEndpoint, into: &LowInto) -> Result<Option<Arc<Scra
 /// # Safety
 /// As [`Backend::receive_into`] of `into`.
 unsafe fn apart(endpoint: &CudaEndpoint, into: &LowInto, travelling: Option<&Scratch>) -> Result<(), Error> {
-    let (Some(memory), Some((scales, _))) = (travelling, into.scales) else { return Ok(()) };
-    let (hidden, format) = (endpoint.shape().hidden(), RowFormat::new(endpoint.shape()));
-    let rows = into.rows;
+    let Some(memory) = travelling else { return Ok(()) };
+    let (format, rows) = (RowFormat::new(endpoint.shape()), into.rows);
     let (from, stride) = (memory.address() as usize, format.payload_stride() as usize);
+    let width = if into.scales.is_some() { format.codes_bytes() } else { format.payload_bytes() } as usize;
+    // SAFETY: as the caller promises; `travelling` has room for so many rows.
+    unsafe { copy(endpoint, (into.x, width), (from, stride), width, rows) }?;
+    let Some((scales, _)) = into.scales else { return Ok(()) };
     let scales_bytes = (format.scales_bytes() as usize).next_multiple_of(SCALE);
     let from_scales = (from + format.scales_offset() as usize, stride);
-    // SAFETY: as the caller promises; `travelling` has room for so many rows.
-    unsafe {
-        copy(endpoint, (into.x, hidden as usize), (from, stride), hidden as usize, rows)?;
-        copy(endpoint, (scales, scales_bytes), from_scales, scales_bytes, rows)
-    }
+    // SAFETY: as above.
+    unsafe { copy(endpoint, (scales, scales_bytes), from_scales, scales_bytes, rows) }
 }
 
 /// A place in memory: its address, and the bytes from one row to the next.
@@ -119,7 +121,7 @@ unsafe fn copy(endpoint: &CudaEndpoint, to: Place, from: Place, width: usize, ro
 
 /// Nothing is known.
 const fn untold(order: LowOrder) -> LowTold {
-    LowTold { order, counts: Vec::new(), rows: None }
+    LowTold { order, counts: Vec::new(), rows: None, most: None }
 }
 
 /// Rows that leave, bf16: `[rows, hidden]`, with strides.
@@ -206,7 +208,7 @@ impl Backend for CudaEndpoint {
             // SAFETY: as the caller promises; kernels read the rows that came, and no others.
             return Ok(unsafe { self.foreign_rows(address as u64, room, row_bytes) });
         }
-        let (own, rows) = (self.room(room, row_bytes)?, told.rows.unwrap_or(room));
+        let (own, rows) = (self.room(room, row_bytes)?, told.result_rows().unwrap_or(room));
         if rows > 0 {
             // SAFETY: as the caller promises: so many are there, and there is room for them.
             unsafe {

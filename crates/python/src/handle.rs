@@ -234,6 +234,9 @@ pub(crate) struct LowHandle {
     /// Rows in all, by source, where the host knows them.
     #[pyo3(get)]
     pub(crate) rows: Option<u32>,
+    /// Rows of results that a combine needs, by source, where that is less than all that there is room for.
+    #[pyo3(get)]
+    pub(crate) result_rows: Option<u32>,
     pub(crate) order: LowOrder,
     /// That made it.
     pub(crate) endpoint: u64,
@@ -241,8 +244,9 @@ pub(crate) struct LowHandle {
 
 impl LowHandle {
     pub(crate) fn new((inner, told): AnyLow, tokens: u32, endpoint: u64) -> Self {
-        let LowTold { order, counts, rows } = told;
-        Self { inner, tokens, expert_counts: counts, rows, order, endpoint }
+        let result_rows = told.result_rows();
+        let LowTold { order, counts, rows, .. } = told;
+        Self { inner, tokens, expert_counts: counts, rows, result_rows, order, endpoint }
     }
 }
 

@@ -250,7 +250,7 @@ impl Backend for Engine<Machine<AnyLanes>> {
             }
             rows = told.first_of.last().map(|&rows| rows as u32);
         }
-        let told = LowTold { order: received.handle.order(), counts: received.expert_counts, rows };
+        let told = LowTold { order: received.handle.order(), counts: received.expert_counts, rows, most: None };
         Ok((received.handle, told))
     }
 

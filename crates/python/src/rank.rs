@@ -533,6 +533,7 @@ where
         // SAFETY: as above, and the room is kept with what it is in.
         let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into, batch.waits) };
         let (handle, told) = wait::<E, _>(call, go_on)?;
+        let told = LowTold { most: batch.most_rows, ..told };
         Ok((any_low(handle, told, batch.x.rows), room))
     }
 

@@ -1,4 +1,4 @@
-//! Memory for what a low-latency dispatch brings: one block, cut into tensors.
+//! Memory for what a low-latency dispatch brings: a block cut into tensors, and by source another for those that handles keep.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -45,13 +45,13 @@ pub(crate) struct BySource {
 }
 
 impl LowRoom {
-    /// Of a block that `take` takes: its address and what keeps it.
+    /// Of blocks that `take` takes: the address of each, and what keeps it.
     pub(crate) fn new(
         layout: &Layout,
         device: &Device,
         scales: Scales,
         order: LowOrder,
-        take: impl FnOnce(usize) -> Result<(usize, Owner), Error>,
+        mut take: impl FnMut(usize) -> Result<(usize, Owner), Error>,
     ) -> Result<Self, Error> {
         let [experts, ranks] = [layout.local_experts(), layout.topology().ranks()].map(i64::from);
         let [most, hidden] = [layout.shape().max_tokens(), layout.shape().hidden()].map(i64::from);
@@ -74,50 +74,63 @@ impl LowRoom {
         // As throughput mode brings them.
         let strides =
             if scales == Scales::ByRow || by_source { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
-        let mut end = 0;
-        let mut cut = |elements: i64, bytes: usize| {
-            let begin = end;
-            end = (begin + elements as usize * bytes).next_multiple_of(ALIGN);
-            begin
+        let mut cuts = [0, 0];
+        let mut cut = |block: usize, elements: i64, bytes: usize| {
+            let begin = cuts[block];
+            cuts[block] = (begin + elements as usize * bytes).next_multiple_of(ALIGN);
+            (block, begin)
         };
+        // Callers drop rows, and keep handles of many calls: then the rows' block is not theirs.
+        let kept = usize::from(by_source);
         let places = [
-            cut(parts * rows * width, codes.bytes()),
-            cut(parts * rows * columns, 4),
-            cut(experts, 4),
-            cut(experts * ranks, 8),
-            cut(parts * rows, 4),
+            cut(0, parts * rows * width, codes.bytes()),
+            cut(0, parts * rows * columns, 4),
+            cut(kept, experts, 4),
+            cut(kept, experts * ranks, 8),
+            cut(kept, parts * rows, 4),
         ];
-        let told = by_source
-            .then(|| [cut(ranks + 1, 4), cut(rows * topk, 8), cut(rows * topk, 8), cut(rows * topk, 4), cut(rows, 4)]);
-        let (base, owner) = take(end)?;
-        let [at_x, at_scales, at_counts, at_segments, at_tokens] = places.map(|place| base + place);
+        let told = by_source.then(|| {
+            [
+                cut(kept, ranks + 1, 4),
+                cut(0, rows * topk, 8),
+                cut(kept, rows * topk, 8),
+                cut(0, rows * topk, 4),
+                cut(kept, rows, 4),
+            ]
+        });
+        let all = take(cuts[0])?;
+        let blocks = if by_source { [all, take(cuts[1])?] } else { [all.clone(), all] };
+        let at = |(block, begin): (usize, usize)| blocks[block].0 + begin;
+        let [at_x, at_scales, at_counts, at_segments, at_tokens] = places.map(at);
         let told = told.map(|places| {
-            let [first_of, topk_idx, topk_idx_too, topk_weights, source_rank] = places.map(|place| base + place);
+            let [first_of, topk_idx, topk_idx_too, topk_weights, source_rank] = places.map(at);
             BySourceInto { first_of, topk_idx, topk_idx_too, topk_weights, source_rank }
         });
-        let tensor = |address, shape, strides, element| Tensor {
+        let of = |block: usize, address, shape, strides, element| Tensor {
             address,
             shape,
             strides,
             element,
             device: device.clone(),
-            owner: Box::new(Arc::clone(&owner)),
+            owner: Box::new(Arc::clone(&blocks[block].1)),
         };
+        let rows_of = |address, shape, strides, element| of(0, address, shape, strides, element);
+        let tensor = |address, shape, element| of(kept, address, shape, None, element);
         Ok(Self {
-            x: tensor(at_x, shaped(&[width]), None, codes),
+            x: rows_of(at_x, shaped(&[width]), None, codes),
             scales: scale.map(|element| {
-                let of = strides[usize::from(by_source)..].to_vec();
-                tensor(at_scales, shaped(&[columns]), Some(of), element)
+                let by_row = strides[usize::from(by_source)..].to_vec();
+                rows_of(at_scales, shaped(&[columns]), Some(by_row), element)
             }),
-            expert_counts: tensor(at_counts, vec![experts], None, Element::I32),
-            segments: tensor(at_segments, vec![experts, ranks], None, Element::I64),
-            source_token: tensor(at_tokens, shaped(&[]), None, Element::I32),
+            expert_counts: tensor(at_counts, vec![experts], Element::I32),
+            segments: tensor(at_segments, vec![experts, ranks], Element::I64),
+            source_token: tensor(at_tokens, shaped(&[]), Element::I32),
             by_source: told.map(|told| BySource {
-                first_of: tensor(told.first_of, vec![ranks + 1], None, Element::I32),
-                topk_idx: tensor(told.topk_idx, vec![rows, topk], None, Element::I64),
-                topk_idx_too: tensor(told.topk_idx_too, vec![rows, topk], None, Element::I64),
-                topk_weights: tensor(told.topk_weights, vec![rows, topk], None, Element::F32),
-                source_rank: tensor(told.source_rank, vec![rows], None, Element::I32),
+                first_of: tensor(told.first_of, vec![ranks + 1], Element::I32),
+                topk_idx: rows_of(told.topk_idx, vec![rows, topk], None, Element::I64),
+                topk_idx_too: tensor(told.topk_idx_too, vec![rows, topk], Element::I64),
+                topk_weights: rows_of(told.topk_weights, vec![rows, topk], None, Element::F32),
+                source_rank: tensor(told.source_rank, vec![rows], Element::I32),
             }),
             into: LowInto {
                 x: at_x,
@@ -128,7 +141,7 @@ impl LowRoom {
                 by_source: told,
                 rows: (parts * rows) as u32,
                 stats: None,
-                owner,
+                owner: Arc::new(blocks.map(|(_, owner)| owner)),
             },
         })
     }

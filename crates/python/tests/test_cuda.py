@@ -181,6 +181,39 @@ def test_low_latency(two: Any) -> None:
     two.run(check_low_latency, limit=LIMIT)
 
 
+def check_odd_rows(rank: int, world: int) -> None:
+    """Low latency with rows of bf16 that are no multiple of 16 bytes brings what throughput mode does, and writes nowhere else."""
+    where = device(rank)
+    sizes: dict[str, Any] = {"experts": 6, "topk": 3, "hidden": 100, "max_tokens": 16, "low_latency": True}
+    layer = oracle.Layer(world, 6, 3, 100)
+    batch = on(oracle.batches(layer, [16] * world)[rank], where)
+    with Communicator(device=where, **sizes) as ranks:
+        plain = ranks.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
+        got = ranks.low_latency_dispatch(batch.x, batch.topk_idx, batch.topk_weights, by_source=True, host_counts=True)
+        assert got.handle is not None and got.handle.rows == plain.rows
+        assert got.topk_idx is not None and got.source_rank is not None
+        for told, expected in (
+            (got.x, plain.x),
+            (got.topk_idx, plain.topk_idx),
+            (got.source_rank, plain.source_rank),
+            (got.source_token, plain.source_token),
+        ):
+            assert expected is not None and torch.equal(told[: plain.rows], expected)
+        assert (got.topk_idx[plain.rows :] == -1).all() and not got.x[plain.rows :].any()
+        # Results of just the rows that came.
+        sums = ranks.low_latency_combine(got.x[: plain.rows].contiguous(), got.handle)
+        assert torch.equal(sums, ranks.combine(plain.x.contiguous(), plain.handle).x)
+        by_expert = ranks.low_latency_dispatch(batch.x, batch.topk_idx)
+        for expert, count in enumerate(by_expert.expert_counts.tolist()):
+            mine = (plain.topk_idx == expert).any(1)
+            assert torch.equal(by_expert.x[expert, :count], plain.x[mine])
+
+
+@needs_two
+def test_rows_of_odd_sizes_in_low_latency(two: Any) -> None:
+    two.run(check_odd_rows, limit=LIMIT)
+
+
 def check_odd_sizes(rank: int, world: int) -> None:
     """Low latency with rows of FP8 that are no multiple of 16 bytes: the same rows as bf16 brings, in one call and in halves."""
     where = device(rank)

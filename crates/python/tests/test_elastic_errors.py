@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from typing import Any
 
@@ -163,3 +164,115 @@ def check_hints(rank: int, world: int) -> None:
 
 def test_hints_name_what_is_wrong(two: Any) -> None:
     two.run(check_hints)
+
+
+def check_one_mistake(rank: int, world: int) -> None:
+    layer, buffer = layer_of(world), make_buffer(num_gpu_timeout_secs=20)
+    batch = oracle.batches(layer, [6] * world)[rank]
+    arguments: dict[str, Any] = {"x": batch.x, "topk_idx": batch.topk_idx, "num_experts": layer.experts}
+    wrong = {name: given.to("meta") for name, given in arguments.items() if isinstance(given, torch.Tensor)}
+    if rank == 0:
+        with pytest.raises(ValueError, match="meta"):
+            buffer.dispatch(**{**arguments, **wrong})
+    # The ranks' rows are of different sizes, once.
+    wide = batch.x if rank else torch.cat([batch.x, batch.x], 1)
+    with pytest.raises(ValueError, match="hidden is"):
+        buffer.dispatch(**{**arguments, "x": wide})
+    with pytest.raises(ValueError, match=r"num_max_tokens_per_rank is 1[67] on rank 1, allowed: 1[67], as on rank 0"):
+        buffer.dispatch(**arguments, num_max_tokens_per_rank=16 + rank, do_cpu_sync=False)
+    received, _, _, handle, _ = buffer.dispatch(**arguments)
+    assert buffer.stats()["rows_by_low_latency"] >= len(received) > 0
+    # What one rank is refused, nobody waits for.
+    weights = torch.ones(handle.num_recv_tokens, batch.topk_idx.shape[1])
+    if rank == 0:
+        for given, told in [
+            ((received.float(), handle, weights), "dtype of x"),
+            ((received, handle, weights[:, :3]), "shape of topk_weights"),
+            ((received, handle, weights, batch.x.float()), "dtype of bias 0"),
+            ((received[:-1], handle, weights), "rows of x"),
+        ]:
+            with pytest.raises(ValueError, match=told):
+                buffer.combine(*given)
+    buffer.combine(received, handle, weights)
+    buffer.destroy()
+
+
+def test_a_mistake_of_one_rank_is_an_error_of_one_call(two: Any) -> None:
+    two.run(check_one_mistake)
+
+
+def check_after_recovery(rank: int, world: int) -> None:
+    layer, buffer = layer_of(world), make_buffer(num_gpu_timeout_secs=2)
+    batch = oracle.batches(layer, [6] * world)[rank]
+    arguments: dict[str, Any] = {"x": batch.x, "topk_idx": batch.topk_idx, "num_experts": layer.experts}
+    received, _, weights, handle, _ = buffer.dispatch(**arguments, topk_weights=batch.topk_weights)
+    if rank:
+        with pytest.raises(errors.OperationFailed):
+            buffer.dispatch(**arguments)
+        # All of the buffer's communicators, until it is recovered.
+        for call in (
+            lambda: buffer.dispatch(**arguments),
+            lambda: buffer.dispatch(**arguments, num_max_tokens_per_rank=1000),
+            lambda: buffer.combine(received, handle),
+        ):
+            with pytest.raises(
+                errors.Poisoned, match="an operation failed, and recover was not called since: oper"
+            ) as told:
+                call()
+            assert told.value.culprit == 0
+    dist.barrier()
+    buffer.recover()
+    for call in (
+        lambda: buffer.combine(received, handle),
+        lambda: buffer.combine(received, handle, weights),
+        lambda: buffer.dispatch(batch.x, handle=handle),
+        lambda: buffer.dispatch(batch.x, handle=handle, do_expand=True),
+    ):
+        with pytest.raises(ValueError, match="handle is of before a recovery, allowed: one of after it"):
+            call()
+    received, _, weights, handle, _ = buffer.dispatch(**arguments, topk_weights=batch.topk_weights)
+    buffer.combine(received, handle, weights)
+    buffer.destroy()
+
+
+def test_a_failure_is_the_whole_buffer_s_and_handles_of_before_a_recovery_are_refused(two: Any) -> None:
+    two.run(check_after_recovery)
+
+
+def check_gone(rank: int, world: int) -> None:
+    layer, buffer = layer_of(world), make_buffer(num_gpu_timeout_secs=5)
+    batch = oracle.batches(layer, [6] * world)[rank]
+    arguments: dict[str, Any] = {"x": batch.x, "topk_idx": batch.topk_idx, "num_experts": layer.experts}
+    buffer.dispatch(**arguments)
+    dist.barrier()
+    if rank != world - 1:
+        buffer.recover([world - 1])
+        received, _, weights, handle, _ = buffer.dispatch(**arguments, topk_weights=batch.topk_weights)
+        # By the other mode, of which nothing was made for a call.
+        buffer.combine(received, handle, weights, batch.x)
+    dist.barrier()
+
+
+def test_small_batches_bring_weights_home_without_a_rank(four: Any) -> None:
+    four.run(check_gone)
+
+
+def check_kept(rank: int, world: int) -> None:
+    buffer = make_buffer(num_max_tokens_per_rank=128)
+    hidden, count = 7168, 40
+    x, choices = torch.ones(1, hidden, dtype=torch.bfloat16), torch.tensor([[0]])
+    handles = [buffer.dispatch(x, choices, num_experts=2 * world)[3]]
+
+    def used() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = used()
+    handles += [buffer.dispatch(x, choices, num_experts=2 * world)[3] for _ in range(count)]
+    rows = 128 * world * hidden * 2
+    assert used() - before < count * rows // 4, (used() - before, rows)
+    buffer.destroy()
+
+
+def test_handles_do_not_keep_rows(two: Any) -> None:
+    two.run(check_kept)

@@ -50,14 +50,17 @@ class Communicators:
         self._with_stream: Communicator | None = None
         self.masked: set[int] = set()
         self.device: torch.device | None = None
+        self.generation = 0
+        """Recoveries: handles of before one are refused."""
         self.closed = False
+        self._failed: errors.Poisoned | None = None
 
     def normal(self, device: torch.device, rows: Sizes, rows_to: RowsTo, least: int = 0) -> Arena:
         """For throughput mode. ``least``: rows of a batch for which there is to be room in any case."""
-        self._check(device)
+        self.check(device)
         arena = self._normal.get(rows)
         if arena is None:
-            _refuse_first(device)
+            self.refuse_first(device)
             room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
         elif least > arena.room.rows and not arena.room.is_all and not _arena.is_capturing(device):
@@ -69,7 +72,7 @@ class Communicators:
         """One for throughput mode whose rows are such, whatever its experts; ``topk``: None for any."""
         for rows, arena in self._normal.items():
             if (rows.hidden, rows.element) == (hidden, element) and topk in (None, rows.topk):
-                self._check(device)
+                self.check(device)
                 return arena
         return self.normal(device, Sizes(self.meeting.world, topk or 1, hidden, element), rows_to)
 
@@ -121,10 +124,10 @@ class Communicators:
 
     def low(self, device: torch.device, rows: Sizes, max_tokens: int, per_choice: bool = True) -> Communicator:
         """For low latency. ``per_choice``: all calls for such sizes say the same."""
-        self._check(device)
+        self.check(device)
         communicator = self._low.get((rows, max_tokens))
         if communicator is None:
-            _refuse_first(device)
+            self.refuse_first(device)
             communicator = self._low[rows, max_tokens] = self._make(
                 device,
                 rows,
@@ -157,6 +160,8 @@ class Communicators:
         for communicator in [*self.all_normal(), *self.all_low()]:
             communicator.recover(mask)
         self.masked = set(mask)
+        self.generation += 1
+        self._failed = None
 
     def close(self) -> None:
         """Closes all of them, and leaves the meeting."""
@@ -180,7 +185,8 @@ class Communicators:
         return stream
 
     def stats(self) -> dict[str, int]:
-        """Received rows by the way they took, and bytes of arenas, of all communicators that are used."""
+        """Received rows by the way they took, and bytes of arenas, of all communicators that are used. What came by low latency are rows of dispatches
+        and results alike."""
         arenas = list(self._normal.values())
         every = [communicator.stats() for communicator in [*self.all_normal(), *self._former]]
         names = ("rows_placed", "rows_through_rings", "results_pulled", "results_through_rings")
@@ -189,16 +195,43 @@ class Communicators:
         arena_bytes = sum(arena.room.bytes for arena in arenas if not arena.has_outboxes)
         return sums | {"rows_by_low_latency": by_low_latency, "arena_bytes": arena_bytes}
 
+    def poison(self, failure: errors.OperationFailed) -> None:
+        """An operation failed: whatever communicator it was of, none goes on before :meth:`recover`."""
+        poisoned = errors.Poisoned(f"an operation failed, and recover was not called since: {failure}")
+        for name in ("op", "culprit", "reporter", "peer"):
+            setattr(poisoned, name, getattr(failure, name, None))
+        self._failed = poisoned
+
+    def check_usable(self) -> None:
+        """Refuses to go on after :meth:`close`, or as :meth:`poison` says."""
+        self.check_open()
+        if self._failed is not None:
+            raise self._failed.with_traceback(None)
+
     def check_open(self) -> None:
         """Refuses to go on after :meth:`close`."""
         if self.closed:
             raise errors.Closed("the buffer was destroyed; make a new one")
 
-    def _check(self, device: torch.device) -> None:
+    def has_low(self, rows: Sizes, max_tokens: int) -> bool:
+        """Whether there is one for low latency of such sizes."""
+        return (rows, max_tokens) in self._low
+
+    def refuse_first(self, device: torch.device) -> None:
+        """A communicator is about to be made: not in a capture, nor of another device."""
+        self.check(device)
+        if _arena.is_capturing(device):
+            raise errors.Unsupported(
+                "the first call with new sizes is not supported in a capture: make one such call before, with the same experts, "
+                "topk, hidden size and type of rows"
+            )
+
+    def check(self, device: torch.device) -> None:
+        """Refuses tensors of a device that no communicator can be made for, or of another than those of earlier calls."""
         self.check_open()
-        if self.device is None:
-            self.device = device
-        if device != self.device:
+        if self.device is None and _arena.kind(device) not in ("cpu", "cuda", "npu"):
+            raise errors.InvalidArgument(f"device of the tensors is {device}, allowed: a CPU, a GPU or an NPU")
+        if self.device is not None and device != self.device:
             raise errors.InvalidArgument(
                 f"device of the tensors is {device}, allowed: {self.device}, as in earlier calls"
             )
@@ -214,7 +247,7 @@ class Communicators:
         return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes, outboxes=channels)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:
-        return Communicator(
+        made = Communicator(
             self.meeting,
             experts=rows.experts,
             topk=rows.topk,
@@ -226,12 +259,5 @@ class Communicators:
             multiprocessors=self.multiprocessors if device.type == "cuda" else None,
             **settings,
         )
-
-
-def _refuse_first(device: torch.device) -> None:
-    """A communicator is about to be made."""
-    if _arena.is_capturing(device):
-        raise errors.Unsupported(
-            "the first call with new sizes is not supported in a capture: make one such call before, with the same experts, "
-            "topk, hidden size and type of rows"
-        )
+        self.device = device
+        return made

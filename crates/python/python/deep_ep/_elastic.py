@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from moexpress import Received, adapter, errors
@@ -21,6 +22,23 @@ from ._scales import Rows, column_major
 from ._small import Small
 from ._taking import Rows_t, event, taken
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _poisons(call: Callable[Concatenate[Elastic, P], R]) -> Callable[Concatenate[Elastic, P], R]:
+    """``call``, whose failure is one of the whole buffer, whatever communicator carried it."""
+
+    @wraps(call)
+    def poisoning(calls: Elastic, /, *arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return call(calls, *arguments, **named)
+        except errors.OperationFailed as failure:
+            calls.communicators.poison(failure)
+            raise
+
+    return poisoning
+
 
 class Elastic:
     """The calls of :class:`ElasticBuffer` by the same names."""
@@ -28,6 +46,7 @@ class Elastic:
     def __init__(self, communicators: Communicators, members: Members, small: Small) -> None:
         self.communicators, self.members, self.small = communicators, members, small
 
+    @_poisons
     @plain
     @torch.no_grad()
     def dispatch(
@@ -67,7 +86,7 @@ class Elastic:
         with self._behind(arena, defer):
             kept = topk_idx.clone() if copies_choices else topk_idx
             handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
-            handle._routing = _routing_of(arena, received, sizes, worst)
+            handle._routing = self._routing_of(arena, received, sizes, worst)
             if stats is not None:
                 stats += handle.num_unaligned_recv_tokens_per_expert
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
@@ -76,6 +95,7 @@ class Elastic:
             self.communicators.grow(sizes, arena, received.handle.most_rows())
         return handed, None if layout.expand else received.topk_idx, weights, handle, over
 
+    @_poisons
     @plain
     @torch.no_grad()
     def redispatch(
@@ -105,6 +125,7 @@ class Elastic:
             choices = None if layout.expand else routing.choices.clone()
         return handed, choices, weights, handle, event(arena.communicator, defer)
 
+    @_poisons
     @plain
     @torch.no_grad()
     def combine(
@@ -118,7 +139,10 @@ class Elastic:
     ) -> Combined:
         """``reduces_twice``: expanded results are summed, and rounded, at their rank, and then across ranks; else once."""
         routing = handle.routing
-        if routing.arena is None:
+        small = routing.communicator if routing.arena is None else None
+        if small is not None:
+            # Before anything moves: what one rank is refused, the others would wait for.
+            self._check_small(x, handle, topk_weights, bias)
             if topk_weights is None and bias is None:
                 return self.small.combine(x, handle, defer)
             routing = self._by_throughput(handle)
@@ -132,7 +156,22 @@ class Elastic:
             y = handle.expansion.reduced(x)
         combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
         arena.look_at_results()
+        if small is not None and defer:
+            # Weights that a small dispatch brought are memory of its communicator's, which may hand it out again.
+            small.order.follow(arena.communicator.order)
         return combined.x, combined.topk_weights, event(arena.communicator, defer)
+
+    @staticmethod
+    def _check_small(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, bias: Any) -> None:
+        """Refuses what are not results, weights and starts of a small batch."""
+        routing, rows = handle.routing, handle.num_recv_tokens
+        device = routing.choices.device
+        check.tensor("x", x, torch.bfloat16, ("rows", routing.sizes.hidden), device)
+        if x.shape[0] < rows:
+            raise errors.InvalidArgument(f"rows of x are {x.shape[0]}, allowed: at least {rows}, those of the handle")
+        if topk_weights is not None:
+            _checks.tensor("topk_weights", topk_weights, torch.float32, (x.shape[0], routing.sizes.topk), device)
+        _starts(bias, (routing.native.tokens, routing.sizes.hidden), device)
 
     def _by_throughput(self, handle: EPHandle) -> ElasticRouting:
         """The routing of a small batch in throughput mode: for what low latency does not bring back. Once a handle, by all ranks."""
@@ -147,7 +186,7 @@ class Elastic:
             )
             if not worst and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
-            handle._in_throughput = _routing_of(arena, received, routing.sizes, worst)
+            handle._in_throughput = self._routing_of(arena, received, routing.sizes, worst)
         return handle._in_throughput
 
     def _by_choice(
@@ -250,6 +289,15 @@ class Elastic:
                 scales = column_major(scales)
         return x if scales is None else (x, scales), weights
 
+    def _routing_of(self, arena: Arena, received: Received, sizes: Sizes, worst: int) -> ElasticRouting:
+        """What lies beneath a handle of throughput mode."""
+        assert received.topk_idx is not None
+        source, choices = (received.source_rank, received.source_token), received.topk_idx.clone()
+        communicator, generation = arena.communicator, self.communicators.generation
+        return ElasticRouting(
+            communicator, arena, sizes, received.handle, choices, *source, worst, received.by_expert, generation
+        )
+
     @staticmethod
     def _of_expanded(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None) -> torch.Tensor | None:
         """Refuses what are not the handle's expanded rows and weights; the weights as they travel."""
@@ -302,14 +350,6 @@ def _handle(
         token_metadata_at_forward=None,
         channel_linked_list=None,
     )
-
-
-def _routing_of(arena: Arena, received: Received, sizes: Sizes, worst: int) -> ElasticRouting:
-    """What lies beneath a handle of throughput mode."""
-    assert received.topk_idx is not None
-    source, choices = (received.source_rank, received.source_token), received.topk_idx.clone()
-    communicator = arena.communicator
-    return ElasticRouting(communicator, arena, sizes, received.handle, choices, *source, worst, received.by_expert)
 
 
 def _native(routing: ElasticRouting) -> adapter.Handle:

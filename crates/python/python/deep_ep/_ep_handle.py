@@ -31,6 +31,8 @@ class ElasticRouting(NamedTuple):
     """Rows that there is room for, where counts did not come to the host; else 0."""
     by_expert: ByExpert | None
     """Where the rows stand, where the dispatch brought them by expert."""
+    generation: int
+    """Recoveries of the buffer before."""
 
 
 class EPHandle:

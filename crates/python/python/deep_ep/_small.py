@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from moexpress import Communicator, LowReceived, adapter, errors
-from moexpress.adapter import check
 
 from . import _arena, _checks
 from ._arena import Sizes
@@ -76,6 +75,7 @@ class Small:
         self.communicators = communicators
         self.most_tokens = min(most_tokens or MOST_TOKENS, MOST_TOKENS)
         self._too_large: set[Sizes] = set()
+        self._bounds: set[int] = set()
 
     def takes(self, sizes: Sizes, most_tokens: int, device: torch.device) -> bool:
         """Whether batches of these sizes go this way: the same on all ranks, of what all of them name alike."""
@@ -84,6 +84,7 @@ class Small:
             and sizes.element in ("bf16", "fp8", "fp8-ue8m0")
             and self.communicators.meeting.nodes == 1
             and _arena.kind(device) != "npu"
+            and self._is_agreed(most_tokens, device)
             and self._is_made(sizes, device)
         )
 
@@ -107,8 +108,17 @@ class Small:
         topk_idx, topk_weights, stats = given
         communicator = self.communicator(sizes, rows.x.device)
         calls = communicator.in_low_latency
-        options = {"by_source": True, "host_counts": counting.sync, "defer": defer}
-        received = calls.dispatch(rows.x, topk_idx, topk_weights, stats, scales=rows.scales, **options)
+        received = calls.dispatch(
+            rows.x,
+            topk_idx,
+            topk_weights,
+            stats,
+            by_source=True,
+            host_counts=counting.sync,
+            defer=defer,
+            scales=rows.scales,
+            most_rows=worst or None,
+        )
         native = received.handle
         assert native is not None
         with behind(communicator, defer):
@@ -133,8 +143,10 @@ class Small:
             token_metadata_at_forward=None,
             channel_linked_list=None,
         )
-        source = told.source_rank, told.source_token
-        handle._routing = ElasticRouting(communicator, None, sizes, native, told.own_choices, *source, worst, None)
+        source, generation = (told.source_rank, told.source_token), self.communicators.generation
+        handle._routing = ElasticRouting(
+            communicator, None, sizes, native, told.own_choices, *source, worst, None, generation
+        )
         weights = None if topk_weights is None else told.weights
         return told.x, told.choices, weights, handle, event(communicator, defer)
 
@@ -159,21 +171,27 @@ class Small:
         routing = handle.routing
         communicator, native = routing.communicator, routing.native
         assert isinstance(native, adapter.LowHandle)
-        check.tensor("x", x, torch.bfloat16, ("rows", routing.sizes.hidden), routing.choices.device)
-        if x.shape[0] < handle.num_recv_tokens:
-            raise errors.InvalidArgument(
-                f"rows of x are {x.shape[0]}, allowed: at least {handle.num_recv_tokens}, those of the handle"
-            )
-        room = communicator.ranks * communicator.max_tokens
-        if native.rows is None and x.shape[0] < room:
-            # Kernels know how many rows came, the host does not: what they may read is there.
-            x = torch.nn.functional.pad(x, (0, 0, 0, room - x.shape[0]))
         sums = communicator.in_low_latency.combine(x, native, None, None, defer)
         return sums, None, event(communicator, defer)
 
+    def _is_agreed(self, most_tokens: int, device: torch.device) -> bool:
+        """Refuses a bound that is not the same on all ranks: it says how batches go, and how many rows there is room for."""
+        if most_tokens not in self._bounds:
+            self.communicators.check(device)
+            self.communicators.meeting.agree({"num_max_tokens_per_rank": most_tokens})
+            self._bounds.add(most_tokens)
+        return True
+
     def _is_made(self, sizes: Sizes, device: torch.device) -> bool:
+        communicators = self.communicators
+        if communicators.has_low(sizes, self.most_tokens):
+            communicators.check(device)
+            return True
         if sizes in self._too_large:
             return False
+        communicators.refuse_first(device)
+        # What differs between ranks is an error of this call, and is not remembered.
+        communicators.meeting.agree({"device": device.type, **sizes._asdict()})
         try:
             self.communicator(sizes, device)
         except errors.InvalidArgument as error:
@@ -181,4 +199,11 @@ class Small:
             LOG.info("small batches go by throughput mode: %s", error)
             self._too_large.add(sizes)
             return False
+        # What low latency does not bring back goes by throughput mode, perhaps in a capture, or when a rank is gone: neither can make one then.
+        in_throughput = sizes._replace(element="bf16")
+        communicators.normal(device, in_throughput, lambda: [0] * communicators.meeting.world, self._room())
         return True
+
+    def _room(self) -> int:
+        """Rows of a rank's largest batch."""
+        return self.communicators.meeting.world * self.most_tokens

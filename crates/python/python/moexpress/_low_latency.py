@@ -40,7 +40,7 @@ class LowLatency:
             self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
         kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
-        batch = ((rows, tokens, None), choices, weights, (repeats, False, False))
+        batch = ((rows, tokens, None), choices, weights, (repeats, False, False, None))
         counters = None if early is None else early.native
         sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters)
         return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
@@ -56,12 +56,14 @@ class LowLatency:
         host_counts: bool = False,
         defer: bool = False,
         scales: torch.Tensor | None = None,
+        most_rows: int | None = None,
     ) -> LowReceived:
+        """``most_rows``: bound on the rows that come, by source, which all ranks keep: results of so many rows are enough."""
         order = self.order
         rows, scales = self._given(x, scales)
         choices, weights = self.shape.choices(rows[1], topk_idx, topk_weights)
         added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
-        batch = (rows, choices, weights, (repeats, by_source, host_counts))
+        batch = (rows, choices, weights, (repeats, by_source, host_counts, most_rows))
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights, stats)
         try:
@@ -89,7 +91,7 @@ class LowLatency:
         tokens = rows[1]
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
-        batch = (rows, 0, shape.weights(topk_weights, tokens), (False, handle.is_by_source, False))
+        batch = (rows, 0, shape.weights(topk_weights, tokens), (False, handle.is_by_source, False, handle.result_rows))
         if defer:
             order.beyond(x, scales, topk_weights)
         made, into = self.native.low_dispatch((order.current(), defer), batch, handle, None)
@@ -166,7 +168,7 @@ class LowLatency:
         if not isinstance(handle, _native.LowHandle):
             raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
         if handle.is_by_source:
-            least = shape.ranks * shape.max_tokens if handle.rows is None else handle.rows
+            least = shape.ranks * shape.max_tokens if handle.result_rows is None else handle.result_rows
             _, results = shape.results("y", y, least)
         else:
             results = _check.address("y", y, torch.bfloat16, shape.low, shape.device)

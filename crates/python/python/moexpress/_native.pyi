@@ -35,8 +35,8 @@ _Outbox = tuple[int | None, int | None] | None  # piece, slots
 _CombineOptions = tuple[int | None, list[int], _Outbox]  # topk_weights, bias, outbox
 # alignment, by_expert, worst_rows and zero_spare, device_counts, repeats
 _DispatchOptions = tuple[int, bool, tuple[int, bool], bool, bool, _Outbox]
-# x, topk_idx, topk_weights; repeats, by_source, and whether the host waits for counts
-_Batch = tuple[_Rows, int, int | None, tuple[bool, bool, bool]]
+# x, topk_idx, topk_weights; repeats, by_source, whether the host waits for counts, bound on the rows that come
+_Batch = tuple[_Rows, int, int | None, tuple[bool, bool, bool, int | None]]
 
 class _Options(TypedDict):
     element: str
@@ -177,6 +177,7 @@ class LowHandle:
     tokens: int
     expert_counts: list[int]
     rows: int | None
+    result_rows: int | None
     is_by_source: bool
 
 @final

@@ -57,6 +57,9 @@ class HostOrder:
         """Keeps the memory of ``tensor`` for a call to come that reads it again; None where none does: what was sent was copied."""
         return None
 
+    def follow(self, other: Order) -> None:
+        """Lets later calls come behind those that ``other`` has now."""
+
     def event(self) -> torch.cuda.Event | None:
         """What the completion of the last call is waited for by; None where it is complete."""
         return None
@@ -95,6 +98,10 @@ class CudaOrder:
     def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
         self.beyond(tensor)
         return Held(name, tensor)
+
+    def follow(self, other: Order) -> None:
+        if other.stream is not None:
+            self.stream.wait_stream(other.stream)
 
     def event(self) -> torch.cuda.Event | None:
         event = torch.cuda.Event()
@@ -137,6 +144,9 @@ class NpuOrder:
 
     def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
         return Held(name, tensor)
+
+    def follow(self, other: Order) -> None:
+        """Nothing: its calls have ended."""
 
     def event(self) -> None:
         return None

@@ -278,7 +278,7 @@ class ElasticBuffer(NotOffered):
             ``[rows, topk]`` or ``[expanded rows]``; the handle; an event, if asynchronous. Beyond what came, rows and weights are 0
             and choices -1.
         """
-        self._communicators.check_open()
+        self._communicators.check_usable()
         defer = _switch("async_with_compute_stream", async_with_compute_stream)
         _switch("allocate_on_comm_stream", allocate_on_comm_stream)
         layout = Layout(
@@ -355,7 +355,7 @@ class ElasticBuffer(NotOffered):
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
-        self._communicators.check_open()
+        self._communicators.check_usable()
         defer = _switch("async_with_compute_stream", async_with_compute_stream)
         _switch("allocate_on_comm_stream", allocate_on_comm_stream)
         limits.number("num_sms", num_sms)
@@ -384,6 +384,8 @@ class ElasticBuffer(NotOffered):
             raise errors.InvalidArgument(f"handle is a {type(handle).__name__}, allowed: the EPHandle of a dispatch")
         if handle.routing.communicator.meeting is not self._communicators.meeting:
             raise errors.InvalidArgument("handle is of another buffer, allowed: one of this buffer")
+        if handle.routing.generation != self._communicators.generation:
+            raise errors.InvalidArgument("handle is of before a recovery, allowed: one of after it")
         return handle
 
 
