@@ -71,8 +71,10 @@ struct EpReport {
     ep_u64 waited; /* Nanoseconds waited. */
     ep_u32 field; /* Which field differed: EP_FIELD_..., in low latency EP_LOW_FIELD_... */
     ep_u32 culprit; /* Whom this rank blames. */
+    ep_u32 behind; /* Of low latency: 1 once a launch behind the one that failed has found it so, and done nothing. */
+    ep_u32 reserved; /* Nothing. */
 };
-static_assert(sizeof(EpReport) == 56, "EpReport");
+static_assert(sizeof(EpReport) == 64, "EpReport");
 static_assert(__builtin_offsetof(EpReport, status) == 0, "EpReport.status");
 static_assert(__builtin_offsetof(EpReport, phase) == 4, "EpReport.phase");
 static_assert(__builtin_offsetof(EpReport, peer) == 8, "EpReport.peer");
@@ -83,6 +85,8 @@ static_assert(__builtin_offsetof(EpReport, awaited) == 32, "EpReport.awaited");
 static_assert(__builtin_offsetof(EpReport, waited) == 40, "EpReport.waited");
 static_assert(__builtin_offsetof(EpReport, field) == 48, "EpReport.field");
 static_assert(__builtin_offsetof(EpReport, culprit) == 52, "EpReport.culprit");
+static_assert(__builtin_offsetof(EpReport, behind) == 56, "EpReport.behind");
+static_assert(__builtin_offsetof(EpReport, reserved) == 60, "EpReport.reserved");
 
 /* What the kernels of throughput mode keep between launches, in the rank's own device memory; zero at first. Behind it lie u32 gone[ranks]: not 0 for ranks of which the host knows that they do nothing any more. */
 struct EpLocal {
