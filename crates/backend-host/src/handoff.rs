@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use ep_bootstrap::Member;
 use ep_core::topology::Reach;
 use ep_core::{Error, Rank, RankSet, Topology};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, recvmsg, sendmsg_addr,
@@ -151,7 +152,8 @@ impl Socket {
         let message = [&to.token[..], &me.0.to_le_bytes()].concat();
         match sendmsg_addr(&self.0, &address, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => Ok(true),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => Ok(false),
+            // Of an ordinary user no more descriptors may be in the air than a process may have open: they become fewer as others take theirs.
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
@@ -164,7 +166,7 @@ impl Socket {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let bytes = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut message)], &mut control, flags) {
             Ok(received) => received.bytes,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let mut descriptors = control.drain().filter_map(|message| match message {
@@ -173,7 +175,12 @@ impl Socket {
         });
         let descriptor = descriptors.next().and_then(|mut descriptors| descriptors.next());
         let rank = message[..bytes].strip_prefix(token).and_then(|rank| rank.try_into().ok());
-        Ok(Some(rank.map(u32::from_le_bytes).map(Rank).zip(descriptor)))
+        let rank = rank.map(u32::from_le_bytes).map(Rank);
+        if let (Some(rank), None) = (rank, &descriptor) {
+            let why = "this process may not have more descriptors; allow more by `ulimit -n`";
+            return Err(io::Error::other(format!("the descriptor of rank {rank} came and was lost: {why}")));
+        }
+        Ok(Some(rank.zip(descriptor)))
     }
 }
 

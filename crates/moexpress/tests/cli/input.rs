@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use tempfile::TempDir;
 
-use crate::{Done, moexpress_with};
+use crate::{Done, moexpress, moexpress_with};
 
 /// Tensors of a file: name, type, shape, bytes.
 type Tensor = (&'static str, Dtype, Vec<usize>, Vec<u8>);
@@ -138,6 +138,8 @@ fn files_that_are_none_are_refused() {
     std::fs::write(&garbage, b"no tensors in here").expect("a file");
     let refusal = run_file(&garbage, "").refusal();
     assert!(refusal.contains("allowed: a safetensors file"), "{refusal}");
+    let refusal = moexpress(&format!("run --experts 0 --input {}", garbage.display())).refusal();
+    assert!(refusal.contains("--experts is 0, allowed: at least 1"), "{refusal}");
 }
 
 #[test]

@@ -272,3 +272,26 @@ fn bad_arguments_are_refused() {
     let refusal = super::moexpress("launch -n 2 -- /no/such/command").refusal();
     assert!(refusal.contains("cannot start '/no/such/command': No such file"), "{refusal}");
 }
+
+/// Lines are not lost to a reader that is slow, and a job whose lines nobody could read has failed.
+#[test]
+#[cfg(target_os = "linux")]
+fn all_lines_reach_a_slow_reader_and_unread_ones_are_a_failure() {
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let shell = |line: String| Command::new("bash").args(["-c", &line]).output().expect("bash runs");
+    let slow = shell(format!("set -o pipefail; {program} launch -n 1 -- seq 1 20000 | (sleep 3; wc -l)"));
+    assert_eq!(String::from_utf8_lossy(&slow.stdout).trim(), "20000", "{slow:?}");
+    let full = shell(format!("{program} launch -n 2 -- echo here >/dev/full"));
+    assert_eq!(full.status.code(), Some(1), "{full:?}");
+    assert!(String::from_utf8_lossy(&full.stderr).contains("nobody reads the output any more"), "{full:?}");
+}
+
+/// What `nohup` has ignored stays so.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_that_was_ignored_at_the_start_ends_nothing() {
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let line = format!("trap '' HUP; {program} launch -n 1 -- sleep 2 & sleep 0.7; kill -HUP $!; wait $!");
+    let done = Command::new("bash").args(["-c", &line]).output().expect("bash runs");
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+}

@@ -1,6 +1,6 @@
 //! `moexpress tune`.
 
-use crate::moexpress;
+use crate::{moexpress, moexpress_with_env};
 
 const SMALL: &str = "tune --json --ranks-per-node 2 --tokens 16 --hidden 512 --experts 8 --topk 2";
 
@@ -54,6 +54,16 @@ fn the_table_ends_with_what_to_write() {
     assert!(last[0].starts_with("options   --placement "), "{text}");
     assert!(last[1].starts_with("in Rust   Settings::builder(&shape, &topology)"), "{text}");
     assert!(text.contains("  automatic") && text.contains("Nothing was verified"), "{text}");
+}
+
+/// Settings whose memory this machine does not have are left out: the others are still compared.
+#[test]
+fn settings_that_do_not_fit_into_memory_are_left_out() {
+    let line = "tune --nodes 4 --ranks-per-node 8 --tokens 8 --topk 4";
+    let tuned = |bytes| moexpress_with_env(line, &[("MOEXPRESS_MEMORY", bytes)]);
+    assert!(tuned("60000000").success().contains("options "));
+    let refusal = tuned("1000000").refusal();
+    assert!(refusal.contains("memory of "), "{refusal}");
 }
 
 #[test]

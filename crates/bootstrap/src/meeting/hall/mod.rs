@@ -176,7 +176,10 @@ impl Hall {
             let field = field.to_owned();
             Some(Verdict::Mismatch(Mismatch { field, values, ranks: [mine.said_by.unwrap_or(0), rank] }))
         };
-        if let Some((field, values)) = mine.program.differs(&said.program) {
+        // A launcher that holds the place may be of another build than the ranks: they are compared with the first of them.
+        if mine.said_by.is_some()
+            && let Some((field, values)) = mine.program.differs(&said.program)
+        {
             return differs(field, values);
         }
         if mine.world != said.world {

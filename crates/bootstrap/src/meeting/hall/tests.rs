@@ -42,3 +42,22 @@ fn another_byte_order_version_or_build_is_told_to_all_by_name() {
         }
     }
 }
+
+/// A launcher holds the place: its build is none of the ranks' concern, who must be alike among themselves.
+#[test]
+fn ranks_of_another_build_than_the_place_that_is_held_for_them_meet() {
+    let other = |sources: &str| Program { sources: sources.to_owned(), ..Program::this() };
+    let meet = |second: Program| {
+        let (mut hall, now) = (Hall::new(Terms { said_by: None, ..terms() }), Instant::now());
+        hall.hear(Guest(0), join(1, other("one")), now).unwrap();
+        hall.hear(Guest(1), join(0, second), now).unwrap();
+        let told = |action| match action {
+            Action::Tell(_, body) => Some(decode::<Reply>(&body.bytes).unwrap()),
+            Action::Dismiss(_) => None,
+        };
+        hall.actions().into_iter().filter_map(told).collect::<Vec<_>>()
+    };
+    assert_eq!(meet(other("one")), [Reply::Joined, Reply::Joined]);
+    let [Reply::NotJoined(verdict), _] = &meet(other("two"))[..] else { panic!("they met") };
+    assert!(verdict.to_string().ends_with("is one on rank 1 and two on rank 0"), "{verdict}");
+}

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ep_core::Error;
+
 /// Failed or not verified.
 pub(crate) const FAILED: u8 = 1;
 /// Bad arguments or input.
@@ -24,6 +26,14 @@ impl Failure {
     /// A run that failed or was not verified.
     pub(crate) fn failed(text: impl fmt::Display) -> Self {
         Self { text: text.to_string(), report: String::new(), code: FAILED }
+    }
+
+    /// A rank that did not come together with the others: bad input is what it was given, all else a run that failed.
+    pub(crate) fn of_join(error: &Error) -> Self {
+        match error {
+            Error::Invalid { .. } | Error::Unsupported { .. } => Self::bad_input(error),
+            _ => Self::failed(error),
+        }
     }
 
     /// Whether the arguments or the input are to blame.

@@ -30,6 +30,9 @@ pub(crate) struct Input {
 /// # Errors
 /// [`Error::Invalid`] naming tensor, what is wrong with it and what is allowed.
 pub(crate) fn read(path: &Path, ranks: u32, experts: u32) -> Result<Input, Error> {
+    if experts == 0 {
+        return Err(Error::invalid("--experts", 0, "at least 1"));
+    }
     let file = path.display();
     let refuse = |error: io::Error| Error::invalid("input", format_args!("{file} ({error})"), "a readable file");
     let data = fs::metadata(path).map_err(refuse)?;

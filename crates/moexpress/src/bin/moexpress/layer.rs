@@ -40,6 +40,8 @@ pub(crate) struct Times {
 pub(crate) enum Stopped {
     /// It takes more events than allowed.
     Events,
+    /// It takes more memory than this machine has.
+    Memory(String),
     /// It cannot be run, or failed.
     Failed(String),
 }
@@ -62,7 +64,11 @@ impl Times {
 impl Layer<'_> {
     pub(crate) fn time(&self) -> Result<Times, Stopped> {
         let builder = timed::cluster(&self.shape, &self.topology, &self.settings, self.model)?;
-        let cluster = builder.max_events(self.max_events).build(self.shape)?;
+        let cluster = builder.max_events(self.max_events).build(self.shape).map_err(|error| match error {
+            // The settings fit the layer: what is left to refuse is their memory.
+            Error::Invalid { .. } => Stopped::Memory(error.to_string()),
+            other => other.into(),
+        })?;
         let run =
             cluster.run_on(self.threads, async |ep| self.rank(ep).await).map_err(|violation| match violation {
                 Violation::Livelock(_) => Stopped::Events,

@@ -1,7 +1,7 @@
 //! What the commands take of this machine's memory, told before any of it is taken.
 //!
 //! All ranks of a run lie in this machine, and so does what the oracle makes of their batches: several copies of every row. Processes of a
-//! launcher each make the batches of all, which is not counted, and may lie on several machines, which is. The sums below follow what is held at the same time; `tests/cli/memory.rs` holds them against what is taken.
+//! launcher each make the batches of all, and may lie on several machines: those of one are counted, and all that is moved. The sums below follow what is held at the same time; `tests/cli/memory.rs` holds them against what is taken.
 
 use ep_core::layout::RowFormat;
 use ep_core::memory::{Estimate, rows_received};
@@ -30,6 +30,8 @@ pub(crate) struct Needs<'a> {
     pub(crate) timing: Option<Timing>,
     /// Of all ranks.
     pub(crate) tokens: u64,
+    /// Processes of this machine, each of which makes the batches of all ranks.
+    pub(crate) processes: u32,
 }
 
 impl Needs<'_> {
@@ -54,13 +56,13 @@ impl Needs<'_> {
             // So they do on NPUs; a twin has them here.
             Backend::Ascend => (sizes.windows(&layout), Estimate::default()),
         };
+        let batches = sizes.batches().saturating_mul(self.processes.into());
         let whole = Estimate::default()
-            .with("batches", sizes.batches())
+            .with("batches", batches)
             .with("windows", windows)
             .with("rows of the ranks", moving)
             .with("the simulator", cluster.bytes());
-        let after =
-            Estimate::default().with("batches", sizes.batches()).with("rows and what the oracle expects", comparing);
+        let after = Estimate::default().with("batches", batches).with("rows and what the oracle expects", comparing);
         Ok(if whole.bytes() >= after.bytes() { whole } else { after })
     }
 

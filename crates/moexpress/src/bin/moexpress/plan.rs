@@ -45,7 +45,7 @@ impl Memory {
         let elided = Timing { model: ModelName::H800Cx7, elide_payload: true, threads: NonZeroUsize::MIN };
         let bytes = |backend, timing: Option<Timing>| {
             let seen = &backend::seen_shape(shape, topology, settings, timing)?;
-            let needs = memory::Needs { backend, shape, seen, topology, settings, timing, tokens };
+            let needs = memory::Needs { backend, shape, seen, topology, settings, timing, tokens, processes: 1 };
             Ok::<_, ep_core::Error>(needs.estimate()?.bytes())
         };
         Ok(Self {

@@ -83,7 +83,8 @@ impl Task {
         };
         let needs = |shape, seen, settings, tokens| {
             let (topology, backend) = (&topology, args.backend);
-            Needs { backend, shape, seen, topology, settings, timing, tokens }.admit()
+            let processes = launched.as_ref().map_or(1, |launched| launched.local_world);
+            Needs { backend, shape, seen, topology, settings, timing, tokens, processes }.admit()
         };
         let (shape, settings, seen, memory, batches) = match &args.input {
             None => {

@@ -19,7 +19,7 @@ pub(crate) struct Whole {
 enum Out {
     /// Beside its name.
     Beside(NamedTempFile),
-    /// What is no file, a pipe for instance.
+    /// What is no file, a pipe or a link for instance: it stays what it is.
     There(File),
 }
 
@@ -32,8 +32,13 @@ impl Whole {
 
     /// Begins a file after the work.
     pub(crate) fn begin(path: &Path) -> io::Result<Self> {
-        let special = path.metadata().is_ok_and(|data| !data.is_file());
+        let there = path.symlink_metadata();
+        let special = there.as_ref().is_ok_and(|data| !data.is_file());
         let out = if special { Out::There(File::create(path)?) } else { Out::Beside(beside(path)?) };
+        if let (Out::Beside(file), Ok(there)) = (&out, there) {
+            // Who may read it does not change.
+            file.as_file().set_permissions(there.permissions())?;
+        }
         Ok(Self { path: path.to_owned(), out })
     }
 
@@ -74,4 +79,28 @@ fn beside(path: &Path) -> io::Result<NamedTempFile> {
 /// Why a file is not there.
 pub(crate) fn cannot_write(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::failed(format_args!("cannot write {}: {error}", path.display()))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn links_and_permissions_stay_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
+        fs::write(&file, "before").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        symlink("file", &link).unwrap();
+        Whole::create(&link).unwrap().write(b"through the link").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "through the link");
+        Whole::create(&file).unwrap().write(b"anew").unwrap();
+        assert_eq!(fs::read_to_string(&link).unwrap(), "anew");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 }

@@ -53,7 +53,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) topk: u32,
     /// Repetitions, of which the median is told
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) repetitions: u32,
     #[command(flatten)]
     pub(crate) html: HtmlArgs,

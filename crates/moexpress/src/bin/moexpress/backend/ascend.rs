@@ -32,7 +32,8 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>
         (Some(environment), false) => {
             let (table, kernels) = npus()?;
             processes::run(job, environment, step, |member, step| {
-                let endpoint = builder(job, kernels).join(&table, job.shape, member).map_err(Failure::bad_input)?;
+                let endpoint =
+                    builder(job, kernels).join(&table, job.shape, member).map_err(|error| Failure::of_join(&error))?;
                 Ok(block_on(rank(job, step, endpoint)))
             })?
         }

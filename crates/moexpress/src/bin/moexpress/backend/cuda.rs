@@ -17,7 +17,7 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>
             Some(cluster.run(user).map_err(Failure::failed)?)
         }
         Some(environment) => processes::run(job, environment, step, |member, step| {
-            let endpoint = builder(job)?.join(job.shape, member).map_err(Failure::bad_input)?;
+            let endpoint = builder(job)?.join(job.shape, member).map_err(|error| Failure::of_join(&error))?;
             Ok(block_on(rank(job, step, endpoint)))
         })?,
     };

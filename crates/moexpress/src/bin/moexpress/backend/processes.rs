@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ep_bootstrap::{Environment, Identity, Member, Secret, Settings};
-use ep_core::Rank;
 
 use super::budget::Budget;
 use super::{Job, gather};
@@ -31,14 +30,13 @@ pub(super) fn run(
         step();
     })?;
     let failed = account.as_ref().err().cloned();
-    let accounts = gather::accounts(&member, account, &budget).map_err(|failure| match failed {
+    gather::accounts(&member, account, &budget).map_err(|failure| match failed {
         // Why this rank failed says more than that others did not say how they fared.
         Some(own) => {
             Failure { text: format!("{own}\n       nor is known what the others saw: {}", failure.text), ..failure }
         }
         None => failure,
-    })?;
-    Ok((member.rank() == Rank(0)).then_some(accounts))
+    })
 }
 
 /// What must be the same for all, or they would do different jobs.

@@ -1,7 +1,7 @@
 //! CPU ranks of this host, each a thread, by its clock; beside them threads that copy memory.
 
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::{Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -151,14 +151,76 @@ impl Report<'_> {
     ) -> Result<[Measured; CALLS], Failure> {
         let cluster = Cluster::builder(self.topology).settings(settings).build(shape).map_err(Failure::bad_input)?;
         let counts = Counts::new();
-        let there = Barrier::new(self.topology.ranks() as usize);
+        let there = Gathering::new(self.topology.ranks());
         let meter = Meter { there: &there, counts: &counts, repetitions: self.args.repetitions };
-        let ran = cluster
-            .run_machines(async |machine| work(Engine::new(Decorated::new(machine, counts.clone()))?, &meter).await);
-        let ranks =
-            ran.map_err(Failure::failed)?.into_iter().collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
+        let ran = cluster.run_machines(async |machine| {
+            let engine = Engine::new(Decorated::new(machine, counts.clone()));
+            let done = match engine {
+                Ok(engine) => work(engine, &meter).await,
+                Err(error) => Err(error),
+            };
+            // The others are not to wait for a rank that does not come.
+            done.inspect_err(|_| there.leave())
+        });
+        let ran = ran.map_err(Failure::failed)?;
+        let own = |error: &&Error| !matches!(error, Error::Broken { what, .. } if what == MEASUREMENT);
+        if let Some(error) = ran.iter().filter_map(|done| done.as_ref().err()).find(own) {
+            return Err(Failure::failed(error));
+        }
+        let ranks = ran.into_iter().collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
         let slowest = |call: usize| ranks.iter().map(|calls| calls[call]).max_by_key(|measured| measured.took);
         Ok(std::array::from_fn(|call| slowest(call).unwrap_or_default()))
+    }
+}
+
+/// What fails at the ranks that wait for one that has failed.
+const MEASUREMENT: &str = "a measurement";
+
+/// Where ranks wait for each other, until one leaves: a rank that has failed does not come.
+struct Gathering {
+    ranks: u32,
+    state: Mutex<Gathered>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Gathered {
+    here: u32,
+    turn: u64,
+    left: bool,
+}
+
+impl Gathering {
+    fn new(ranks: u32) -> Self {
+        Self { ranks, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Gathered> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until all ranks are here.
+    fn wait(&self) -> Result<(), Error> {
+        let mut state = self.lock();
+        let turn = state.turn;
+        state.here += 1;
+        if state.here == self.ranks {
+            (state.here, state.turn) = (0, turn + 1);
+            self.changed.notify_all();
+        }
+        let waiting = |state: &mut Gathered| state.turn == turn && !state.left;
+        let state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
+        if state.turn == turn {
+            let (what, cause) = (MEASUREMENT.to_owned(), "another rank has failed".to_owned());
+            return Err(Error::Broken { what, cause, remedy: "see what that rank said".into() });
+        }
+        Ok(())
+    }
+
+    /// Lets all go that wait, or will.
+    fn leave(&self) {
+        self.lock().left = true;
+        self.changed.notify_all();
     }
 }
 
@@ -177,7 +239,7 @@ impl Measured {
 
 /// How calls are timed.
 struct Meter<'a> {
-    there: &'a Barrier,
+    there: &'a Gathering,
     counts: &'a Counts,
     repetitions: u32,
 }
@@ -188,19 +250,19 @@ impl Meter<'_> {
         let (mut times, mut before) = (Vec::new(), 0);
         for repetition in 0..WARM_UP + self.repetitions {
             if repetition == WARM_UP {
-                self.there.wait();
+                self.there.wait()?;
                 before = self.copied();
             }
-            self.there.wait();
+            self.there.wait()?;
             let began = Instant::now();
             call().await?;
             if repetition >= WARM_UP {
                 times.push(began.elapsed());
             }
         }
-        self.there.wait();
+        self.there.wait()?;
         let copied = (self.copied() - before) / u64::from(self.repetitions);
-        self.there.wait();
+        self.there.wait()?;
         times.sort_unstable();
         Ok(Measured { took: times[times.len() / 2], copied })
     }
@@ -284,4 +346,27 @@ fn copying(threads: u32, bytes: usize, piece: usize, repetitions: u32) -> f64 {
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leaves_lets_the_others_go() {
+        let there = Gathering::new(3);
+        thread::scope(|scope| {
+            let two = [0, 1].map(|_| scope.spawn(|| [there.wait(), there.wait()]));
+            there.wait().unwrap();
+            there.leave();
+            for one in two {
+                let [met, left] = one.join().unwrap();
+                met.unwrap();
+                assert_eq!(
+                    left.unwrap_err().to_string(),
+                    "a measurement failed: another rank has failed; see what that rank said"
+                );
+            }
+        });
+    }
 }

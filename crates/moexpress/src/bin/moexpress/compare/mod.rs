@@ -67,6 +67,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<String, Failure> {
         if wanted(part) {
             tables.push(table(&mut told, args.threads.get()).map_err(|stopped| match stopped {
                 Stopped::Events => Failure::failed("a run did not end"),
+                Stopped::Memory(error) => Failure::bad_input(error),
                 Stopped::Failed(error) => Failure::failed(error),
             })?);
         }

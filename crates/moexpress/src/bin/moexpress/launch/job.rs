@@ -138,6 +138,11 @@ impl Job {
         self.processes.iter().for_each(|process| process.signal(signal));
     }
 
+    /// What to say of a job whose last lines nobody could read.
+    pub(super) fn unread(&self) -> Failure {
+        Cause::Unread.failure(&self.endings)
+    }
+
     /// Kills whatever still runs.
     pub(super) fn kill_all(&mut self) {
         self.processes.iter().for_each(Process::kill);

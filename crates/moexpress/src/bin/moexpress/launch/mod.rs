@@ -58,8 +58,9 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
         }
     }
     let end = job.run(&mut signals, &printer);
-    printer.finish();
-    end
+    let is_read = printer.finish(|| !signals.pending().is_empty());
+    // Of a job that has failed that is what to say.
+    if is_read { end } else { end.and_then(|_| Err(job.unread())) }
 }
 
 /// The command of one rank, with what torchrun would set.

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ const LONGEST_LINE: u64 = 1 << 20;
 /// How long the last output may take once all processes have ended: only what escaped from its process group could
 /// still hold it open.
 const LAST_LINES: Duration = Duration::from_secs(1);
+/// Time between two looks at what is being printed.
+const POLL: Duration = Duration::from_millis(10);
 
 /// Which output of a process, and of this command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,14 +36,31 @@ impl Stream {
     /// Prints a whole line at once: standard streams are locked for as long as a write takes.
     fn print(self, line: &[u8]) -> io::Result<()> {
         match self {
-            Self::Out => {
-                let mut out = io::stdout().lock();
-                out.write_all(line)?;
-                out.flush()
-            }
-            Self::Err => io::stderr().lock().write_all(line),
+            Self::Out => write_whole(&mut io::stdout().lock(), line),
+            Self::Err => write_whole(&mut io::stderr().lock(), line),
         }
     }
+}
+
+/// Writes all of a line. A stream that takes no more for now, as whoever shares it has made it non-blocking, has a reader all the same.
+fn write_whole(to: &mut impl Write, mut line: &[u8]) -> io::Result<()> {
+    let full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+    while !line.is_empty() {
+        match to.write(line) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => line = &line[written..],
+            Err(error) if full(&error) => thread::sleep(POLL),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    while let Err(error) = to.flush() {
+        if !full(&error) {
+            return Err(error);
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
 }
 
 /// What processes have said of errors: lines that begin so, and those that follow.
@@ -95,6 +114,8 @@ pub(super) struct Printer {
     /// Characters of the highest rank.
     width: usize,
     unread: Arc<AtomicBool>,
+    /// Lines that are being printed: a slow reader may hold them up.
+    printing: Arc<AtomicU32>,
     /// Dropped by each thread that has read to the end.
     open: Sender<()>,
     all_closed: Receiver<()>,
@@ -107,6 +128,7 @@ impl Printer {
             width: (ranks - 1).to_string().len(),
             errors: Errors::default(),
             unread: Arc::default(),
+            printing: Arc::default(),
             open,
             all_closed,
         }
@@ -115,7 +137,7 @@ impl Printer {
     /// Prints what comes from `pipe` until it ends.
     pub(super) fn follow(&self, rank: u32, stream: Stream, pipe: impl Read + Send + 'static) -> io::Result<()> {
         let prefix = prefix(rank, self.width, stream.is_coloured());
-        let (unread, open) = (Arc::clone(&self.unread), self.open.clone());
+        let (unread, printing, open) = (Arc::clone(&self.unread), Arc::clone(&self.printing), self.open.clone());
         let mut errors = (stream == Stream::Err).then(|| self.errors.of_process());
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
@@ -124,9 +146,11 @@ impl Printer {
                 if errors.as_mut().is_some_and(|errors| errors.repeats(&line[prefix.len()..])) {
                     return;
                 }
+                printing.fetch_add(1, Ordering::Relaxed);
                 if stream.print(line).is_err() {
                     unread.store(true, Ordering::Relaxed);
                 }
+                printing.fetch_sub(1, Ordering::Relaxed);
             });
             drop(open);
         })?;
@@ -138,13 +162,21 @@ impl Printer {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Waits for the last lines of processes that have ended.
-    pub(super) fn finish(self) {
-        let Self { open, all_closed, .. } = self;
+    /// Waits for the last lines of processes that have ended, for as long as somebody reads them, or until `interrupted`; whether all could be printed.
+    pub(super) fn finish(self, mut interrupted: impl FnMut() -> bool) -> bool {
+        let Self { open, all_closed, printing, unread, .. } = self;
         drop(open);
-        let end = Instant::now() + LAST_LINES;
-        // Nothing is ever sent: this ends when all threads have, or at the timeout.
-        let _ = all_closed.recv_timeout(end.saturating_duration_since(Instant::now()));
+        let mut end = Instant::now() + LAST_LINES;
+        // Nothing is ever sent: this ends when all threads have.
+        while all_closed.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+            if printing.load(Ordering::Relaxed) > 0 {
+                end = Instant::now() + LAST_LINES;
+            }
+            if Instant::now() >= end || interrupted() {
+                break;
+            }
+        }
+        !unread.load(Ordering::Relaxed)
     }
 }
 

@@ -42,14 +42,24 @@ pub(super) fn code(signal: i32) -> u8 {
 pub(super) struct Signals(signal_hook::iterator::Signals);
 
 impl Signals {
+    /// All that whoever started this command does not have ignored: `nohup` does, and shells for commands behind `&`.
     pub(super) fn new() -> io::Result<Self> {
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map(Self)
+        let ignored = ignored();
+        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        signal_hook::iterator::Signals::new(heard).map(Self)
     }
 
     /// Those that came since the last call.
     pub(super) fn pending(&mut self) -> Vec<Signal> {
         self.0.pending().map(Signal).collect()
     }
+}
+
+/// A bit for each signal that this process ignores, the lowest for signal 1. None where the system does not say.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Makes the process the first of a group of its own: signals of a terminal then reach it once, through this command.

@@ -142,6 +142,12 @@ impl<'a> Search<'a> {
                 self.budget = 0;
                 Ok(None)
             }
+            // Others may fit.
+            Err(Stopped::Memory(error)) if !self.tried.is_empty() => {
+                eprintln!("left out, {}: {error}", candidate.flags(2));
+                Ok(None)
+            }
+            Err(Stopped::Memory(error)) => Err(Failure::bad_input(error)),
             Err(Stopped::Failed(error)) => Err(Failure::failed(format_args!("{}: {error}", candidate.flags(2)))),
         }
     }
