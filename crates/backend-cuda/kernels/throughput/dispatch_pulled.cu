@@ -409,7 +409,11 @@ EP_DEV void ep_pull_pieces(const EpRank& r, const EpDispatchPulledArgs& a, const
         ++count;
         const EpPulledFrom& from = c.from[t.source];
         const ep_u32 token = from.token + t.first;
-        if (!ep_warp_all(ep_is_due_head(r, t, token + lane, from.rows))) return;
+        if (!ep_warp_all(ep_is_due_head(r, t, token + lane, from.rows))) {
+            /* Nothing may be on its way to a block that has gone. */
+            ep_flow_drain(flow);
+            return;
+        }
         ep_u32 votes = __ballot_sync(EP_FULL, t.position >= 0);
         if (lane == 0 && votes) atomicAdd((ep_u32*)a.arrived + t.source, __popc(votes));
         if (!credits_early) {

@@ -63,6 +63,12 @@ impl CudaEndpoint {
         let tokens = self.check_routing(routing)?;
         self.desk.check_x(x.extent(), tokens)?;
         self.check_home("x", x)?;
+        // Whoever forwards rows has room for so many of each source, where nobody's host hears of the others' batches.
+        let most = self.shape().max_tokens();
+        if self.far().is_some() && options.device_counts && tokens > most {
+            let limit = format_args!("at most {most}, max_tokens, between nodes with counts on the device");
+            return Err(Error::invalid("tokens", tokens, limit));
+        }
         let membership = matches!(routing, Routing::Membership { .. });
         if capture.is_some() && (membership || !options.device_counts) {
             let what = if membership { "a captured dispatch of a membership" } else { "a captured dispatch" };
@@ -95,8 +101,7 @@ impl CudaEndpoint {
         let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
         let (told, outboxes) = told.map_or((None, false), |(exchange, outboxes)| (Some(exchange), outboxes));
         if self.far().is_some() {
-            // Where the host does not hear of the others' batches, they may be as large as any.
-            let most = self.shape().max_tokens();
+            // Where the host does not hear of the others' batches, they may be as large as `max_tokens` allows.
             let tokens = |rank| told.as_ref().map_or(most, |exchange: &Exchange| exchange.tokens(rank));
             plan.fan_out(self.topology(), self.desk.rank(), tokens)?;
         }
