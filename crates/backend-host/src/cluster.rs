@@ -1,7 +1,7 @@
 //! Ranks of this host, or of several with a transport between them: threads of one process, or processes.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -162,7 +162,8 @@ impl<L: Lanes> Cluster<L> {
     /// gone for the others, whose calls end with [`ep_core::Fault::PeerGone`].
     ///
     /// # Errors
-    /// [`Error::Broken`] with the ranks whose threads panicked.
+    /// [`Error::Broken`] with the ranks whose threads panicked, or with the rank whose thread could not be started: then no
+    /// rank has begun.
     pub fn run<T, F>(self, user: F) -> Result<Vec<T>, Error>
     where
         T: Send,
@@ -185,11 +186,50 @@ impl<L: Lanes> Cluster<L> {
         T: Send,
         F: AsyncFn(Machine<L>) -> T + Sync,
     {
-        let user = &user;
-        thread::scope(|scope| {
-            let threads: Vec<_> =
-                self.machines.into_iter().map(|machine| scope.spawn(move || block_on(user(machine)))).collect();
-            joined(threads.into_iter().map(thread::ScopedJoinHandle::join))
-        })
+        on_threads(self.machines, |_| thread::Builder::new(), |machine| block_on(user(machine)))
+    }
+}
+
+/// Does `work` for every rank, each on a thread that `thread` describes. No rank begins before all threads have started:
+/// ranks wait for each other, and one without a thread would never come.
+fn on_threads<I: Send, T: Send>(
+    ranks: Vec<I>,
+    thread: impl Fn(Rank) -> thread::Builder,
+    work: impl Fn(I) -> T + Sync,
+) -> Result<Vec<T>, Error> {
+    let (world, work) = (ranks.len(), &work);
+    let all_started = &OnceLock::<bool>::new();
+    let values: Vec<Option<T>> = thread::scope(|scope| {
+        let start = |(rank, own): (Rank, I)| {
+            let begin = move || all_started.wait().then(|| work(own));
+            thread(rank).spawn_scoped(scope, begin).map_err(|error| {
+                let what = format_args!("the start of a thread for rank {rank}, one of {world} ranks,");
+                Error::broken(what, error, "raise the limit of threads (ulimit -u), or take fewer ranks")
+            })
+        };
+        let threads: Result<Vec<_>, Error> = (0..).map(Rank).zip(ranks).map(start).collect();
+        // It is set here alone. Where a thread is missing it lets go those that have started.
+        let _ = all_started.set(threads.is_ok());
+        joined(threads?.into_iter().map(thread::ScopedJoinHandle::join))
+    })?;
+    Ok(values.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_thread_cannot_be_started_no_rank_begins_and_none_is_waited_for() {
+        // No address space holds such a stack.
+        let stack = |rank: Rank| if rank == Rank(2) { 1 << 60 } else { 1 << 20 };
+        let all = std::sync::Barrier::new(4);
+        let work = |()| all.wait().is_leader();
+        let ran = on_threads(vec![(); 4], |rank| thread::Builder::new().stack_size(stack(rank)), work);
+        let said = ran.unwrap_err().to_string();
+        assert!(said.starts_with("the start of a thread for rank 2, one of 4 ranks, failed: "), "{said}");
+        assert!(said.ends_with("raise the limit of threads (ulimit -u), or take fewer ranks"), "{said}");
+        let ran = on_threads(vec![(); 4], |_| thread::Builder::new(), work);
+        assert_eq!(ran.unwrap().into_iter().filter(|&leader| leader).count(), 1);
     }
 }

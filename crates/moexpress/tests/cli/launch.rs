@@ -1,6 +1,9 @@
 //! `moexpress launch` with real processes: shells.
 
 use std::fs;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -294,4 +297,79 @@ fn a_signal_that_was_ignored_at_the_start_ends_nothing() {
     let line = format!("trap '' HUP; {program} launch -n 1 -- sleep 2 & sleep 0.7; kill -HUP $!; wait $!");
     let done = Command::new("bash").args(["-c", &line]).output().expect("bash runs");
     assert_eq!(done.status.code(), Some(0), "{done:?}");
+}
+
+/// A reader that is slow is none that is gone, whatever the stream does when it is full.
+#[test]
+fn all_lines_reach_a_slow_reader_of_a_stream_that_does_not_block() {
+    const LINES: usize = 50_000;
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let script = format!("seq 1 {LINES}");
+    let mut child = command("-n 1", &script).stdout(OwnedFd::from(theirs)).spawn().expect("the binary runs");
+    thread::sleep(Duration::from_millis(500));
+    let mut said = String::new();
+    ours.read_to_string(&mut said).unwrap();
+    assert_eq!(said.lines().count(), LINES);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// What escaped from its group and writes for ever keeps the command for a while, not for ever.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_escaped_and_goes_on_writing_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let escaped = folder.path().join("escaped");
+    let script = format!(
+        "setsid sh -c 'echo $$ >{0}; exec yes' & while [ ! -s {0} ]; do sleep 0.01; done; sleep 0.1",
+        escaped.display()
+    );
+    let mut child = command("-n 1", &script).stdout(Stdio::null()).spawn().expect("the binary runs");
+    let start = Instant::now();
+    let mut ended = None;
+    while ended.is_none() && start.elapsed() < LONG {
+        thread::sleep(Duration::from_millis(10));
+        ended = child.try_wait().unwrap();
+    }
+    // Whatever came of it, nothing of this test goes on.
+    let _ = child.kill();
+    child.wait().unwrap();
+    let escaped = fs::read_to_string(escaped).unwrap();
+    // It has ended by itself where nobody reads its output any more.
+    let _ = Command::new("kill").args(["-9", escaped.trim()]).stderr(Stdio::null()).status();
+    assert_eq!(ended.expect("it ends").code(), Some(0));
+}
+
+/// A process on the only core may run before the command, which started it, does anything more.
+#[test]
+#[cfg(target_os = "linux")]
+fn when_the_launcher_is_killed_as_it_starts_a_process_that_ends_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("pid");
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    for _ in 0..2 {
+        let script = format!("echo $$ >{}; kill -9 $PPID; exec sleep 600", pid.display());
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0", program, "launch", "-n", "1", "--grace", "300ms", "--", "sh", "-c", &script]);
+        let output = command.stdin(Stdio::null()).output().expect("taskset runs");
+        assert_eq!(output.status.code(), None, "it was killed: {output:?}");
+        let pid = fs::read_to_string(&pid).unwrap();
+        wait_for("it is gone", || !runs(pid.trim()));
+    }
+}
+
+/// Lines that a signal cuts off were not read.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_while_lines_wait_for_their_reader_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let done = folder.path().join("done");
+    // More than the command's own pipe holds, and less than makes the process wait.
+    let mut child = start("-n 1", &format!("seq 1 14000; touch {}", done.display()));
+    wait_for("it has written all", || done.exists());
+    thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    assert!(said.contains("nobody reads the output any more"), "{said}");
 }

@@ -2,7 +2,8 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 
 use ep_core::Layout;
 
@@ -21,7 +22,8 @@ pub(crate) fn run(layout: &Layout, config: &Config, timing: &Timing, begin: &Beg
     conclude(vec![crew.run(&mut Alone)])
 }
 
-/// Runs the partitions on `threads` threads, or fewer where there are fewer partitions: it comes out the same.
+/// Runs the partitions on `threads` threads, or fewer where there are fewer partitions or the system has no more threads
+/// (`ulimit -u`): it comes out the same.
 pub(crate) fn run_on<'a>(
     threads: NonZeroUsize,
     layout: &Layout,
@@ -30,30 +32,48 @@ pub(crate) fn run_on<'a>(
 ) -> Result<Run<()>, Violation> {
     let partitions = Partitions::new(layout.topology(), &timing.model);
     let count = partitions.count();
-    let threads = threads.get().min(count);
-    if threads == 1 {
-        return run(layout, config, timing, begin);
-    }
-    let crews: Vec<Range<usize>> =
-        (0..threads).map(|thread| thread * count / threads..(thread + 1) * count / threads).collect();
-    let post = PostOffice::new(crews, count);
-    let ended = std::thread::scope(|scope| {
-        let post = &post;
-        let thread = |number: usize| {
-            scope.spawn(move || {
-                let mut company = Among { post, number };
-                let numbers = post.crews[number].clone();
-                let crew = caught(|| Ok(Crew::new(layout, (config, timing), (partitions, numbers), begin)));
-                if crew.is_err() {
-                    company.outlook(None);
-                }
-                crew?.run(&mut company)
-            })
+    let mut threads = threads.get().min(count);
+    while threads > 1 {
+        let crews = (0..threads).map(|thread| thread * count / threads..(thread + 1) * count / threads);
+        let post = PostOffice::new(crews.collect(), count);
+        let work = |number: usize| {
+            let mut company = Among { post: &post, number };
+            let numbers = post.crews[number].clone();
+            let crew = caught(|| Ok(Crew::new(layout, (config, timing), (partitions, numbers), begin)));
+            if crew.is_err() {
+                company.outlook(None);
+            }
+            crew?.run(&mut company)
         };
-        let handles: Vec<_> = (0..threads).map(thread).collect();
-        handles.into_iter().map(|handle| handle.join().unwrap_or_else(|panic| Err(Stop::Panicked(panic)))).collect()
-    });
-    conclude(ended)
+        match on_threads(threads, |_| thread::Builder::new(), work) {
+            Ok(ended) => return conclude(ended),
+            Err(started) => threads = started,
+        }
+    }
+    run(layout, config, timing, begin)
+}
+
+/// Does `work` on all of so many threads; or, where the system has fewer, on none, and says how many it has. Crews wait for
+/// each other: none begins before all threads have started.
+fn on_threads(
+    threads: usize,
+    thread: impl Fn(usize) -> thread::Builder,
+    work: impl Fn(usize) -> Outcomes + Sync,
+) -> Result<Vec<Outcomes>, usize> {
+    let all_started = &OnceLock::new();
+    let work = &work;
+    thread::scope(|scope| {
+        let begin = |number| move || if *all_started.wait() { work(number) } else { Ok(None) };
+        let start = |number| thread(number).spawn_scoped(scope, begin(number)).ok();
+        let started: Vec<_> = (0..threads).map_while(start).collect();
+        let all = started.len() == threads;
+        // It is set here alone. Where a thread is missing it lets go those that have started.
+        let _ = all_started.set(all);
+        let ended = |handle: thread::ScopedJoinHandle<'_, Outcomes>| {
+            handle.join().unwrap_or_else(|panic| Err(Stop::Panicked(panic)))
+        };
+        if all { Ok(started.into_iter().map(ended).collect()) } else { Err(started.len()) }
+    })
 }
 
 /// What came of it, crews in the order of their partitions.
@@ -148,5 +168,33 @@ impl Company for Among<'_> {
         for (at, partition) in self.post.crews[self.number].clone().enumerate() {
             self.post.bags.iter().for_each(|from| receive(at, &mut lock(&from[partition])));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// How many threads have begun, of four of which one cannot be started.
+    fn begun_without(missing: Option<usize>) -> (Result<usize, usize>, usize) {
+        // No address space holds such a stack.
+        let stack = |number| if Some(number) == missing { 1 << 60 } else { 1 << 20 };
+        let (begun, all) = (AtomicUsize::new(0), Barrier::new(4));
+        let work = |_| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            all.wait();
+            Ok(None)
+        };
+        let ran = on_threads(4, |number| thread::Builder::new().stack_size(stack(number)), work);
+        (ran.map(|ended| ended.len()), begun.into_inner())
+    }
+
+    #[test]
+    fn where_a_thread_cannot_be_started_none_begins_and_none_is_waited_for() {
+        assert_eq!(begun_without(None), (Ok(4), 4));
+        assert_eq!(begun_without(Some(2)), (Err(2), 0));
+        assert_eq!(begun_without(Some(0)), (Err(0), 0));
     }
 }

@@ -1,7 +1,7 @@
 //! CPU ranks of this host, each a thread, by its clock; beside them threads that copy memory.
 
 use std::hint::black_box;
-use std::sync::{Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,8 @@ impl Report<'_> {
                 self.admit(&shape, Settings::builder(&shape, &self.topology).placement(Placement::Direct), tokens)?;
                 let row_bytes = shape.row_bytes() as usize;
                 let copying =
-                    copying(self.topology.ranks(), tokens as usize * row_bytes, row_bytes, self.args.repetitions);
+                    copying(self.topology.ranks(), tokens as usize * row_bytes, row_bytes, self.args.repetitions)
+                        .map_err(Failure::failed)?;
                 for (how, placement) in PLACEMENTS {
                     let settings = Settings::builder(&shape, &self.topology).placement(placement).build();
                     let settings = settings.map_err(Failure::bad_input)?;
@@ -318,13 +319,13 @@ async fn low_latency(mut ep: Ranked, meter: &Meter<'_>, tokens: u32) -> Result<[
 }
 
 /// GB/s of `threads` threads, each of which copies `bytes` bytes in pieces, as often as calls are repeated; median of the slowest.
-fn copying(threads: u32, bytes: usize, piece: usize, repetitions: u32) -> f64 {
-    let there = Barrier::new(threads as usize);
+fn copying(threads: u32, bytes: usize, piece: usize, repetitions: u32) -> Result<f64, Error> {
+    let there = Gathering::new(threads);
     let copy = || {
         let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
         let mut times = Vec::new();
         for repetition in 0..WARM_UP + repetitions {
-            there.wait();
+            there.wait()?;
             let began = Instant::now();
             for (into, from) in target.chunks_exact_mut(piece).zip(source.chunks_exact(piece)) {
                 into.copy_from_slice(black_box(from));
@@ -335,13 +336,31 @@ fn copying(threads: u32, bytes: usize, piece: usize, repetitions: u32) -> f64 {
             }
         }
         times.sort_unstable();
-        times[times.len() / 2]
+        Ok(times[times.len() / 2])
     };
-    let slowest = thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(copy)).collect();
-        all.into_iter().map(|thread| thread.join().expect("copying does not panic")).max().unwrap_or_default()
-    });
-    f64::from(threads) * bytes as f64 / slowest.as_secs_f64().max(1e-9) / 1e9
+    let took = on_threads(&there, |_| thread::Builder::new(), copy)?;
+    let slowest = took.into_iter().max().unwrap_or_default();
+    Ok(f64::from(threads) * bytes as f64 / slowest.as_secs_f64().max(1e-9) / 1e9)
+}
+
+/// Does `work` on as many threads as gather `there`, which `thread` describes. Those that wait are let go where one cannot be started.
+fn on_threads<T: Send>(
+    there: &Gathering,
+    thread: impl Fn(u32) -> thread::Builder,
+    work: impl Fn() -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let (threads, work) = (there.ranks, &work);
+    thread::scope(|scope| {
+        let start = |number| {
+            thread(number).spawn_scoped(scope, work).map_err(|error| {
+                there.leave();
+                let what = format_args!("the start of thread {number}, one of {threads} that copy memory,");
+                Error::broken(what, error, "raise the limit of threads (ulimit -u), or take fewer ranks")
+            })
+        };
+        let all = (0..threads).map(start).collect::<Result<Vec<_>, Error>>()?;
+        all.into_iter().map(|thread| thread.join().expect("copying does not panic")).collect()
+    })
 }
 
 fn micros(time: Duration) -> f64 {
@@ -368,5 +387,16 @@ mod tests {
                 );
             }
         });
+    }
+
+    #[test]
+    fn where_a_thread_cannot_be_started_the_others_are_let_go() {
+        let there = Gathering::new(4);
+        // No address space holds such a stack.
+        let stack = |number| if number == 2 { 1 << 60 } else { 1 << 20 };
+        let ran = on_threads(&there, |number| thread::Builder::new().stack_size(stack(number)), || there.wait());
+        let said = ran.unwrap_err().to_string();
+        assert!(said.starts_with("the start of thread 2, one of 4 that copy memory, failed: "), "{said}");
+        assert!(said.ends_with("raise the limit of threads (ulimit -u), or take fewer ranks"), "{said}");
     }
 }

@@ -13,7 +13,7 @@ use super::endings::{Arrival, Endings};
 use super::guard::Guard;
 use super::output::{Printer, Stream};
 use super::process::Process;
-use super::signals::{Signal, Signals};
+use super::signals::{Home, Signal, Signals};
 use crate::failure::Failure;
 
 /// How often signals and readers are looked for. The end of a process is noticed at once.
@@ -74,12 +74,14 @@ impl Job {
 
     pub(super) fn start(&mut self, rank: u32, mut command: Command, printer: &Printer) -> io::Result<()> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (process, stdout, stderr) = Process::start(command)?;
+        let home = Home::new()?;
+        // Before the process starts: this command may be killed at any time, and nobody else would know of it.
+        #[cfg(unix)]
+        self.guard.watch(home.id())?;
+        let (process, stdout, stderr) = Process::start(command, home)?;
         let (ended, rank) = (self.arrivals.0.clone(), Rank(rank));
         self.processes.push(process);
         let process = &self.processes[rank.index()];
-        #[cfg(unix)]
-        self.guard.watch(process.id())?;
         process.watch(move |ending| {
             // Nobody listens any more once all are killed.
             let _ = ended.send(Arrival { rank, ending, at: Instant::now() });

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A longer line is printed in parts.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// How long the last output may take once all processes have ended: only what escaped from its process group could
-/// still hold it open.
+/// How long the last output may take once all processes have ended, not counting the time that lines wait for their reader:
+/// only what escaped from its process group could still hold it open.
 const LAST_LINES: Duration = Duration::from_secs(1);
 /// Time between two looks at what is being printed.
 const POLL: Duration = Duration::from_millis(10);
@@ -162,18 +162,21 @@ impl Printer {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Waits for the last lines of processes that have ended, for as long as somebody reads them, or until `interrupted`; whether all could be printed.
+    /// Waits for the last lines of processes that have ended, for as long as somebody reads them, or until `interrupted`;
+    /// whether all could be printed.
     pub(super) fn finish(self, mut interrupted: impl FnMut() -> bool) -> bool {
         let Self { open, all_closed, printing, unread, .. } = self;
         drop(open);
-        let mut end = Instant::now() + LAST_LINES;
+        let is_printing = || printing.load(Ordering::Relaxed) > 0;
+        let mut idle = Duration::ZERO;
         // Nothing is ever sent: this ends when all threads have.
-        while all_closed.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-            if printing.load(Ordering::Relaxed) > 0 {
-                end = Instant::now() + LAST_LINES;
+        while idle < LAST_LINES && all_closed.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+            if interrupted() {
+                // A line that waits for its reader is lost.
+                return !is_printing() && !unread.load(Ordering::Relaxed);
             }
-            if Instant::now() >= end || interrupted() {
-                break;
+            if !is_printing() {
+                idle += POLL;
             }
         }
         !unread.load(Ordering::Relaxed)

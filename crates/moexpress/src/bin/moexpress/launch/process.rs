@@ -6,7 +6,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::signals::{self, Signal};
+use super::signals::{self, Home, Signal};
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,22 +60,18 @@ impl Shared {
 /// A process. Until it is reaped its number stays taken, so that signals reach nobody else.
 pub(super) struct Process {
     child: Shared,
+    home: Home,
     reaped: bool,
 }
 
 impl Process {
-    pub(super) fn start(mut command: Command) -> io::Result<(Self, ChildStdout, ChildStderr)> {
-        signals::separate(&mut command);
+    pub(super) fn start(mut command: Command, home: Home) -> io::Result<(Self, ChildStdout, ChildStderr)> {
+        home.admit(&mut command);
         let mut child = command.spawn()?;
         let pipes = child.stdout.take().zip(child.stderr.take());
-        let process = Self { child: Shared(Arc::new(Mutex::new(child))), reaped: false };
+        let process = Self { child: Shared(Arc::new(Mutex::new(child))), home, reaped: false };
         let (stdout, stderr) = pipes.ok_or_else(|| io::Error::other("its output is not piped"))?;
         Ok((process, stdout, stderr))
-    }
-
-    /// The system's number of it.
-    pub(super) fn id(&self) -> u32 {
-        self.child.child().id()
     }
 
     /// Calls `ended` once it has ended, on a thread that waits for nothing else: so the order of calls is that of the ends.
@@ -88,21 +84,21 @@ impl Process {
     /// Passes a signal on.
     pub(super) fn signal(&self, signal: Signal) {
         if !self.reaped {
-            signals::pass_on(&mut self.child.child(), signal);
+            self.home.pass_on(&mut self.child.child(), signal);
         }
     }
 
     /// Tells it, and all that it started, to end.
     pub(super) fn end(&self) {
         if !self.reaped {
-            signals::end(&mut self.child.child());
+            self.home.end(&mut self.child.child());
         }
     }
 
     /// Ends it, and all that it started, without asking.
     pub(super) fn kill(&self) {
         if !self.reaped {
-            signals::kill(&mut self.child.child());
+            self.home.kill(&mut self.child.child());
         }
     }
 
@@ -111,6 +107,7 @@ impl Process {
         if !self.reaped {
             // A process that cannot be waited for is none of ours any more.
             let _ = self.child.child().wait();
+            self.home.reap();
             self.reaped = true;
         }
     }

@@ -42,8 +42,6 @@ impl Signals {
     }
 }
 
-pub(super) fn separate(_: &mut Command) {}
-
 pub(super) fn name(_: i32) -> Option<&'static str> {
     None
 }
@@ -62,15 +60,28 @@ pub(super) fn ending(child: &Shared) -> Ending {
     }
 }
 
-pub(super) fn pass_on(_: &mut Child, signal: Signal) {
-    match signal.0 {}
-}
+/// Where a process is started: among all others.
+pub(super) struct Home;
 
-pub(super) fn end(child: &mut Child) {
-    kill(child);
-}
+impl Home {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
 
-pub(super) fn kill(child: &mut Child) {
-    // It may have ended already.
-    let _ = child.kill();
+    pub(super) fn admit(&self, _: &mut Command) {}
+
+    pub(super) fn pass_on(&self, _: &mut Child, signal: Signal) {
+        match signal.0 {}
+    }
+
+    pub(super) fn end(&self, child: &mut Child) {
+        self.kill(child);
+    }
+
+    pub(super) fn kill(&self, child: &mut Child) {
+        // It may have ended already.
+        let _ = child.kill();
+    }
+
+    pub(super) fn reap(&mut self) {}
 }

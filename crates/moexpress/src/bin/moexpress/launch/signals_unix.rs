@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid};
@@ -87,18 +87,54 @@ pub(super) fn ending(child: &Shared) -> Ending {
     killed.or_else(exited).unwrap_or(Ending::Exited(crate::failure::FAILED.into()))
 }
 
-pub(super) fn pass_on(child: &mut Child, signal: Signal) {
-    if let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) {
-        Group(Pid::from_child(child)).tell(signal);
+/// The group that a process is started in, which is there before the process: the guard knows it by then. A process could
+/// make a group of its own only as it starts, and would be nobody's if this command were killed in that moment.
+pub(super) struct Home {
+    /// This program once more, which ends at once. Its number, which is the group's, stays taken until it is reaped.
+    first: Child,
+    group: Group,
+}
+
+impl Home {
+    pub(super) fn new() -> io::Result<Self> {
+        // A guard that is told nothing has nothing to guard.
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["guard", "--grace", "0s"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        separate(&mut command);
+        let first = command.spawn()?;
+        let group = Group(Pid::from_child(&first));
+        Ok(Self { first, group })
     }
-}
 
-pub(super) fn end(child: &mut Child) {
-    Group(Pid::from_child(child)).end();
-}
+    /// The system's number of the group.
+    pub(super) fn id(&self) -> u32 {
+        self.first.id()
+    }
 
-pub(super) fn kill(child: &mut Child) {
-    Group(Pid::from_child(child)).kill();
+    /// Has the command's process start in the group: it is in it before its program runs.
+    pub(super) fn admit(&self, command: &mut Command) {
+        command.process_group(self.group.0.as_raw_pid());
+    }
+
+    pub(super) fn pass_on(&self, _: &mut Child, signal: Signal) {
+        if let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) {
+            self.group.tell(signal);
+        }
+    }
+
+    pub(super) fn end(&self, _: &mut Child) {
+        self.group.end();
+    }
+
+    pub(super) fn kill(&self, _: &mut Child) {
+        self.group.kill();
+    }
+
+    /// Lets go of the group's number, once nothing of it is left.
+    pub(super) fn reap(&mut self) {
+        // What cannot be waited for is none of ours any more.
+        let _ = self.first.wait();
+    }
 }
 
 /// A process and all that it started.
