@@ -71,7 +71,10 @@ pub(crate) struct Job<'a> {
     pub(crate) timing: Option<Timing>,
     pub(crate) far_lanes: Queues,
     /// The same where it was given.
-    #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there is no transport"))]
+    #[cfg_attr(
+        not(any(feature = "cuda", all(feature = "host", target_os = "linux"))),
+        expect(dead_code, reason = "there is no transport")
+    )]
     pub(crate) asked_far_lanes: Option<Queues>,
     /// What carries rows between nodes, of CPU ranks and GPUs.
     #[cfg_attr(

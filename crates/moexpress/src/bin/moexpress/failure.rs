@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+#[cfg(any(feature = "host", feature = "cuda", feature = "ascend"))]
 use ep_core::Error;
 
 /// Failed or not verified.
@@ -28,6 +29,7 @@ impl Failure {
         Self { text: text.to_string(), report: String::new(), code: FAILED }
     }
 
+    #[cfg(any(feature = "host", feature = "cuda", feature = "ascend"))] // The simulator's ranks do not meet.
     /// A rank that did not come together with the others: bad input is what it was given, all else a run that failed.
     pub(crate) fn of_join(error: &Error) -> Self {
         match error {

@@ -41,6 +41,10 @@ pub(crate) struct Between<'a> {
 
 impl Between<'_> {
     /// With the network that the arguments name, between threads or `processes`.
+    #[cfg_attr(
+        not(all(feature = "host", target_os = "linux")),
+        expect(unused_variables, reason = "there is no transport")
+    )]
     pub(crate) fn over(self, builder: Builder, processes: bool) -> Result<Builder, Error> {
         let Self { args, far_lanes, ranks } = self;
         match args.far {
