@@ -46,7 +46,7 @@ pub(crate) fn join(
     let builder = far::between_gpus(builder, far::named(options, &topology)?)?;
     let mut endpoint = builder.join(shape, member)?;
     // A framework asks the driver for what waits there whenever it likes.
-    endpoint.wait_for_kernels(endpoint.copies_between_nodes());
+    endpoint.wait_for_kernels(options.wait_for_kernels || endpoint.copies_between_nodes());
     Ok(Box::new(Rank::new(endpoint, layout)))
 }
 

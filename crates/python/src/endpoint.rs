@@ -360,6 +360,15 @@ impl Endpoint {
     }
 }
 
+impl Drop for Endpoint {
+    /// What is freed may wait for peers, with whom other threads of this process may have to speak first: not with the interpreter's lock.
+    fn drop(&mut self) {
+        let Some(rank) = self.rank.here() else { return };
+        // Nobody else has it: no call is under way. Without an interpreter, or while it collects garbage, it is dropped behind this.
+        let _ = Python::try_attach(|py| py.detach(|| rank.close(&mut || true)));
+    }
+}
+
 impl Endpoint {
     /// Receives what was sent. It stays to be received when that fails.
     fn take<T: Send>(

@@ -29,7 +29,12 @@ impl<T> Own<T> {
 
     /// It, or what to tell a child.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
-        if getpid() == self.process { Ok(&self.value) } else { Err(forked(py)) }
+        self.here().ok_or_else(|| forked(py))
+    }
+
+    /// It, where this is the process that made it.
+    pub(crate) fn here(&self) -> Option<&T> {
+        (getpid() == self.process).then_some(&self.value)
     }
 }
 

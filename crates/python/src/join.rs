@@ -47,6 +47,7 @@ pub(crate) struct Options {
     pub(crate) far_devices: Option<String>,
     pub(crate) gpu: usize,
     pub(crate) multiprocessors: u32,
+    pub(crate) wait_for_kernels: bool,
 }
 
 /// How the communicator is made, checked.
@@ -87,7 +88,6 @@ impl Plan {
     }
 }
 
-/// Nodes of so many ranks each.
 /// What the device takes by itself.
 fn automatic(backend: &str, shape: &Shape, topology: &Topology, multiprocessors: u32) -> SettingsBuilder {
     if backend == "cuda" {
@@ -98,6 +98,7 @@ fn automatic(backend: &str, shape: &Shape, topology: &Topology, multiprocessors:
     }
 }
 
+/// Nodes of so many ranks each.
 fn topology(ranks: u32, ranks_per_node: u32) -> Result<Topology, Error> {
     if ranks_per_node == 0 || !ranks.is_multiple_of(ranks_per_node) {
         return Err(Error::invalid("ranks_per_node", ranks_per_node, format_args!("a divisor of {ranks}, the ranks")));

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ep_bootstrap::{Identity, Member, Secret, Settings};
-use moexpress::Rank;
+use futures_executor::block_on;
+use moexpress::machine::{Bootstrap, Proposal};
+use moexpress::{Nanos, Rank};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::{closed, of_meeting};
+use crate::error::{closed, of, of_meeting};
 use crate::guard::{Own, aside};
 
 /// A meeting place that rank 0 opens: a port of the loopback interface or of an address that other hosts reach, and a secret to be told
@@ -101,6 +103,18 @@ impl Meeting {
     /// Ranks whose processes are gone.
     fn lost(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         Ok(self.member(py)?.lost().iter().map(|rank| rank.0).collect())
+    }
+
+    /// Goes on after a meeting that failed, without the ranks of `mask`: all others call it. Returns all ranks that are given up.
+    fn recover(&self, py: Python<'_>, mask: Vec<u32>, seconds: f64) -> PyResult<Vec<u32>> {
+        let member = self.member(py)?;
+        let agreed = aside(py, move || {
+            // Operations and generations are those of communicators, each of which agrees on its own.
+            let proposal = Proposal { mask: mask.into_iter().map(Rank).collect(), generation: 0, op: 0 };
+            let allowed = u64::try_from(within(seconds).as_nanos()).unwrap_or(u64::MAX);
+            block_on(member.agree(proposal, member.now() + Nanos(allowed)))
+        })?;
+        Ok(agreed.map_err(|error| of(py, &error))?.mask.iter().map(|rank| rank.0).collect())
     }
 
     /// Leaves: the others are told that this rank is gone, once the endpoints made of it are closed, too.

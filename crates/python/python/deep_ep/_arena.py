@@ -263,6 +263,11 @@ class Arena:
         self.dispatches += 1
         return self.dispatches >= 8 and self.dispatches.bit_count() == 1 and self.dispatches.bit_length() % 3 == 1
 
+    def goes_on(self, rows: int, is_all: bool) -> None:
+        """After a failure, which some ranks may have met earlier than others: all say the same of it again."""
+        self.room = Room(rows, self.room.bytes, is_all)
+        self.dispatches = 0
+
     def needed(self) -> int:
         """Bytes in which all rows that were kept at a time would have had room, beside a batch and its results."""
         if self._most_kept == 0:

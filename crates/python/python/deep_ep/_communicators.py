@@ -4,7 +4,8 @@ for sizes, so each new combination makes one, which all ranks do in the same cal
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from ast import literal_eval
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from moexpress import Communicator, Meeting, errors
 from moexpress.adapter import Element
 
 from . import _arena
-from ._arena import Arena, Room, Sizes
+from ._arena import LOG, Arena, Room, Sizes
+from ._former import Former
 
 WORST_TOKENS = 1 << 20
 """Bound on ``num_worst_tokens``, a rank. It takes no memory."""
 
 OUTBOX_CHANNELS = 64
 """Bound on outboxes a rank: each has a block of a multiprocessor."""
+
+WAYS = ("rows_placed", "rows_through_rings", "results_pulled", "results_through_rings")
+"""What is counted of throughput mode."""
 
 RowsTo = Callable[[], list[int]]
 """Says how many rows of the batch at hand this rank sends to each rank. On GPUs that waits, so it is asked only when
@@ -33,22 +38,35 @@ class Communicators:
         num_nvl_bytes: hint for the arena's size.
         timeout: seconds that an operation may take.
         low_ranks_per_node: ranks of a node as low latency sees them: fewer than there are send more rows far.
+        low_waits: whether calls of low latency wait for their kernels on GPUs, and so hear of a rank that does not deliver.
     """
 
     def __init__(
-        self, meeting: Meeting, num_nvl_bytes: int, timeout: float, low_ranks_per_node: int | None = None
+        self,
+        meeting: Meeting,
+        num_nvl_bytes: int,
+        timeout: float,
+        low_ranks_per_node: int | None = None,
+        low_waits: bool = False,
     ) -> None:
         self.meeting, self.timeout = meeting, timeout
-        self.low_ranks_per_node = low_ranks_per_node
+        self.low_ranks_per_node, self.low_waits = low_ranks_per_node, low_waits
         self.num_nvl_bytes = num_nvl_bytes
         self.multiprocessors = 20
         self._normal: dict[Sizes, Arena] = {}
         self._low: dict[tuple[Sizes, int], Communicator] = {}
-        # Those whose arenas have become too small, as long as handles of theirs are used.
-        self._former: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self._former = Former()
+        # Those that only some ranks have, after a failure: to free one is for all ranks together, so they stay.
+        self._apart: list[Communicator] = []
+        # Each is known to all ranks by a number: how many were made when it was.
+        self._made = 0
+        self._numbers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
+        # What each has counted when it was last asked.
+        self._counted: dict[int, dict[str, int]] = {}
         # Whose stream callers have: it lives as long as this.
         self._with_stream: Communicator | None = None
-        self.masked: set[int] = set()
+        self._masked: set[int] = set()
+        self._lost: list[int] = []
         self.device: torch.device | None = None
         self.generation = 0
         """Recoveries: handles of before one are refused."""
@@ -80,8 +98,17 @@ class Communicators:
         """Makes a larger arena for later dispatches, where a rank has received more rows than this one was made for:
         ``received``, the same on all ranks, which call this together; or where results were kept for which it had no
         room. Handles of before keep what they were made with."""
+        try:
+            if self._former.is_due():
+                self._free_former()
+            self._grow(rows, arena, received)
+        except errors.MeetingFailed as failed:
+            # The dispatch brought its rows: who cannot meet now is heard of by the next call that needs it.
+            LOG.warning("rank %d: the arena stays as it is, as the ranks did not meet: %s", self.meeting.rank, failed)
+
+    def _grow(self, rows: Sizes, arena: Arena, received: int) -> None:
         room, device = arena.room, arena.communicator.device
-        if room.is_all or self._normal.get(rows) is not arena:
+        if self._lost or room.is_all or self._normal.get(rows) is not arena:
             return
         is_due = arena.is_due()
         if received > room.rows:
@@ -91,6 +118,12 @@ class Communicators:
         else:
             return
         self._replaced(rows, arena, larger)
+
+    def _free_former(self, every: bool = False) -> None:
+        """Closes what was replaced, and of which no rank has handles any more; or every one."""
+        for number, communicator in self._former.agreed(self.meeting, every).items():
+            self._count(number, communicator)
+            communicator.close()
 
     def _agreed(self, device: torch.device, rows: Sizes, least: int) -> Room:
         """The arena for batches of so many rows."""
@@ -114,7 +147,7 @@ class Communicators:
         # Where one has no memory for it, all go on with what they have.
         if all(other == b"1" for other in self.meeting.all_gather(b"0" if made is None else b"1") if other is not None):
             assert made is not None
-            self._former.add(arena.communicator)
+            self._former.add(self._numbers[arena.communicator], arena)
             arena = self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
         else:
             if made is not None:
@@ -137,8 +170,9 @@ class Communicators:
                 placement="ring",
                 arena_bytes=0,
                 ranks_per_node=self.low_ranks_per_node,
+                wait_for_kernels=self.low_waits,
             )
-            for rank in sorted(self.masked):
+            for rank in sorted(self._masked):
                 communicator.mask_rank(rank)
         return communicator
 
@@ -152,24 +186,87 @@ class Communicators:
 
     def recover(self, mask: Sequence[int]) -> None:
         """Goes on after a failure, without the nodes that have ranks of ``mask``. Nobody is masked beyond that."""
+        self.check_open()
         size = self.meeting.ranks_per_node
         if self.meeting.nodes > 1:
             # Each communicator is to go on without the same ranks, whatever its nodes are.
             lost = {rank // size for rank in mask}
             mask = [rank for rank in range(self.meeting.world) if rank // size in lost]
-        for communicator in [*self.all_normal(), *self.all_low()]:
-            communicator.recover(mask)
-        self.masked = set(mask)
+        self._lost = self._meet(mask)
+        for communicator in self._in_order([*self.all_normal(), *self.all_low()]):
+            communicator.recover(self._lost)
+        self._masked = set(self._lost)
         self.generation += 1
         self._failed = None
+        # No handle of what was replaced is taken any more.
+        self._free_former(every=True)
+        self._apart += self._former.take_all()
+
+    def rejoin(self, gone: Sequence[int]) -> None:
+        """Brings all ranks but those of ``gone``, whose processes have ended, together again in low latency: all of them call it."""
+        self.check_open()
+        self._lost = self._meet([*self._lost, *gone])
+        for communicator in self._in_order(self.all_low()):
+            communicator.recover(self._lost)
+        self._masked = set(self._lost)
+
+    def mask(self, rank: int) -> None:
+        """Goes on without a rank in low latency."""
+        self._masked.add(rank)
+        for communicator in self.all_low():
+            communicator.mask_rank(rank)
+
+    def masked(self) -> set[int]:
+        """The ranks left out of low latency: masked here, or given up."""
+        return self._masked.union(*(communicator.low_latency_mask for communicator in self.all_low()))
+
+    def _meet(self, mask: Collection[int]) -> list[int]:
+        """Brings the ranks together after a failure, whatever it was and whatever each has made. They go on with the communicators that all
+        have, and say the same of their arenas. Returns all ranks that are given up."""
+        lost = self.meeting.recover(sorted(set(mask)))
+        rooms = {self._numbers[one.communicator]: (one.room.rows, one.room.is_all) for one in self._normal.values()}
+        low = [self._numbers[one] for one in self.all_low()]
+        mine = repr((self._made, rooms, low))
+        told = [literal_eval(one.decode()) for one in self.meeting.all_gather(mine.encode()) if one is not None]
+        made, all_rooms, all_low = zip(*told, strict=True)
+        self._made = max(made)
+        common_normal, common_low = set.intersection(*map(set, all_rooms)), set.intersection(*map(set, all_low))
+        for rows, arena in list(self._normal.items()):
+            number = self._numbers[arena.communicator]
+            if number in common_normal:
+                said = [rooms[number] for rooms in all_rooms]
+                arena.goes_on(min(rows for rows, _ in said), all(is_all for _, is_all in said))
+            else:
+                self._apart.append(self._normal.pop(rows).communicator)
+        for sizes, communicator in list(self._low.items()):
+            if self._numbers[communicator] not in common_low:
+                self._apart.append(self._low.pop(sizes))
+        return lost
+
+    def _in_order(self, communicators: list[Communicator]) -> list[Communicator]:
+        """As they were made, which is the same on all ranks."""
+        return sorted(communicators, key=lambda one: self._numbers[one])
+
+    def _all(self) -> list[Communicator]:
+        return [*self.all_low(), *self.all_normal(), *self._former.all()]
+
+    def destroy(self) -> None:
+        """Closes all of them, when all ranks have come to it."""
+        try:
+            if not self.closed:
+                self.meeting.barrier()
+        finally:
+            # Also where a rank did not come: it is this rank's memory.
+            self.close()
 
     def close(self) -> None:
         """Closes all of them, and leaves the meeting."""
         self.closed = True
-        for communicator in [*self.all_low(), *self.all_normal(), *self._former]:
+        for communicator in [*self._all(), *self._apart]:
             communicator.close()
         self._low.clear()
         self._normal.clear()
+        self._former, self._apart = Former(), []
         self.meeting.close()
 
     def stream(self) -> torch.Stream:
@@ -187,13 +284,18 @@ class Communicators:
     def stats(self) -> dict[str, int]:
         """Received rows by the way they took, and bytes of arenas, of all communicators that are used. What came by low latency are rows of dispatches
         and results alike."""
-        arenas = list(self._normal.values())
-        every = [communicator.stats() for communicator in [*self.all_normal(), *self._former]]
-        names = ("rows_placed", "rows_through_rings", "results_pulled", "results_through_rings")
-        sums = {name: sum(stats[name] for stats in every) for name in names}
-        by_low_latency = sum(sum(one.stats()["rows_received"]) for one in self.all_low())
-        arena_bytes = sum(arena.room.bytes for arena in arenas if not arena.has_outboxes)
-        return sums | {"rows_by_low_latency": by_low_latency, "arena_bytes": arena_bytes}
+        for communicator in [*self._all(), *self._apart]:
+            self._count(self._numbers[communicator], communicator)
+        sums = {
+            name: sum(counted[name] for counted in self._counted.values()) for name in (*WAYS, "rows_by_low_latency")
+        }
+        arena_bytes = sum(arena.room.bytes for arena in self._normal.values() if not arena.has_outboxes)
+        return sums | {"arena_bytes": arena_bytes}
+
+    def _count(self, number: int, communicator: Communicator) -> None:
+        stats = communicator.stats()
+        by_low_latency = sum(stats["rows_received"]) if communicator.low_latency else 0
+        self._counted[number] = {name: stats[name] for name in WAYS} | {"rows_by_low_latency": by_low_latency}
 
     def poison(self, failure: errors.OperationFailed) -> None:
         """An operation failed: whatever communicator it was of, none goes on before :meth:`recover`."""
@@ -224,6 +326,11 @@ class Communicators:
             raise errors.Unsupported(
                 "the first call with new sizes is not supported in a capture: make one such call before, with the same experts, "
                 "topk, hidden size and type of rows"
+            )
+        if self._lost:
+            raise errors.Unsupported(
+                f"a first call with new sizes is not supported after ranks {self._lost} were given up: make a buffer of a group of those that "
+                "are left, or make one such call before; sizes of before go on"
             )
 
     def check(self, device: torch.device) -> None:
@@ -260,4 +367,6 @@ class Communicators:
             **settings,
         )
         self.device = device
+        self._made += 1
+        self._numbers[made] = self._made
         return made

@@ -1,4 +1,4 @@
-"""What dispatches leave behind: DeepEP's tuples, which also know the handle beneath.
+"""What dispatches leave behind: sequences with the entries of DeepEP's tuples, which also know the handle beneath.
 
 Callers take tuples apart and put them together again, of saved tensors for instance. So what is beneath is found again
 by the memory of one of the tensors. A copy of that tensor has other memory; then a throughput handle is made anew of
@@ -7,6 +7,7 @@ what the tuple says, as DeepEP does.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,22 +23,33 @@ from ._under_way import UnderWay
 
 T = TypeVar("T")
 
+LOOKS = 4
+"""Tensors that are looked at, whether they are gone, each time that one is noted."""
+
 
 class Known(Generic[T]):
     """What belongs to tensors, as long as their memory is used by anybody."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[StorageWeakRef, T]] = {}
-        self._sweep_at = 64
+        # Their numbers, in the order in which they are looked at next.
+        self._turn: deque[int] = deque()
 
     def remember(self, tensor: torch.Tensor, what: T) -> None:
         """Notes that ``what`` belongs to the memory of ``tensor``."""
         storage = StorageWeakRef(tensor.untyped_storage())
         # As long as the reference is held, no other storage has this number.
+        if storage.cdata not in self._of:
+            self._turn.append(storage.cdata)
         self._of[storage.cdata] = (storage, what)
-        if len(self._of) >= self._sweep_at:
-            self._of = {number: known for number, known in self._of.items() if not known[0].expired()}
-            self._sweep_at = 64 + 2 * len(self._of)
+        # Of more than are noted some are looked at each time, so that what is gone is soon forgotten, and with it the communicator that it was of.
+        for _ in range(min(LOOKS, len(self._turn))):
+            number = self._turn.popleft()
+            known = self._of.get(number)
+            if known is not None and known[0].expired():
+                del self._of[number]
+            elif known is not None:
+                self._turn.append(number)
 
     def find(self, tensor: object) -> T | None:
         """What belongs to the memory of ``tensor``."""
@@ -50,13 +62,20 @@ class Known(Generic[T]):
         return None if known is None else known[1]
 
 
-class _Lazy(tuple[Any, ...]):
-    """A tuple whose entries that are None are computed when they are asked for: nothing here needs them."""
+class _Lazy(Sequence[Any]):
+    """A tuple's entries, of which those that are None are computed when they are asked for: nothing here needs them. No tuple itself:
+    torch.compile takes one apart in C, and would find None."""
+
+    def __init__(self, held: tuple[Any, ...]) -> None:
+        self._held = held
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self)[index]
-        held = super().__getitem__(index)
+        held = self._held[index]
         return self._handed_over(index % len(self), held)
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,10 +92,14 @@ class _Lazy(tuple[Any, ...]):
 class Routing:
     """What a throughput dispatch leaves behind, without any of its tensors."""
 
-    __slots__ = ("arena", "channels", "native", "others", "rows")
+    __slots__ = ("arena", "channels", "generation", "native", "others", "rows", "worst")
 
-    def __init__(self, arena: Arena, rows: Sizes, native: adapter.Handle, channels: int) -> None:
-        self.arena, self.rows, self.native, self.channels = arena, rows, native, channels
+    def __init__(
+        self, arena: Arena, rows: Sizes, native: adapter.Handle, channels: int, generation: int, worst: int = 0
+    ) -> None:
+        self.arena, self.rows, self.native, self.channels, self.generation = arena, rows, native, channels, generation
+        self.worst = worst
+        """Rows that there was room for, whatever came; 0 where there was room for those that came."""
         # The same routing in communicators of other element types, made when a cached dispatch asks for one.
         self.others: dict[str, tuple[Arena, adapter.Handle]] = {}
 
@@ -195,10 +218,10 @@ Parts.SEVERAL_NODES = Parts(10, 7, "recv_src_meta", torch.uint8, (8,), 0)
 class LowRouting:
     """What a low-latency dispatch leaves behind, without any of its tensors."""
 
-    __slots__ = ("handle", "topk_idx", "under_way")
+    __slots__ = ("handle", "under_way")
 
-    def __init__(self, under_way: UnderWay, topk_idx: torch.Tensor) -> None:
-        self.under_way, self.topk_idx = under_way, topk_idx
+    def __init__(self, under_way: UnderWay) -> None:
+        self.under_way = under_way
         self.handle: adapter.LowHandle | None = None
         """The handle beneath, once the dispatch was received."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress.adapter import Element, Ready, plain
+from moexpress.adapter import Element, Ready, limits, plain
 
 from . import _arena, _checks, _handles
 from ._arena import Sizes
@@ -79,11 +79,12 @@ class LowLatency:
     """The calls of :class:`Buffer` by the same names, with checked options.
 
     Args:
-        shrink: whether a rank that does not deliver is masked, and the others go on without it.
+        shrink: whether a rank that does not deliver is masked, and the others go on without it. On GPUs calls wait for their kernels then.
     """
 
     def __init__(self, communicators: Communicators, ranks: int, shrink: bool) -> None:
-        self.communicators, self.ranks, self.shrink = communicators, ranks, shrink
+        self.communicators, self.ranks = communicators, ranks
+        self._mask = communicators.mask if shrink else None
         self._of: dict[Communicator, UnderWay] = {}
         self._known: Known[LowRouting] = Known()
 
@@ -99,12 +100,14 @@ class LowLatency:
         element: Element,
         async_finish: bool,
         return_recv_hook: bool,
-    ) -> tuple[Rows_t, torch.Tensor, tuple[Any, ...], EventOverlap, Hook | None]:
+    ) -> tuple[Rows_t, torch.Tensor, Sequence[Any], EventOverlap, Hook | None]:
         if isinstance(x, torch.Tensor):
             _checks.whole("x", x)
         if not isinstance(x, torch.Tensor) or x.dim() != 2:
             raise errors.InvalidArgument(f"x is {_checks.told(x)}, allowed: [tokens, hidden]")
         topk_idx, device = _checks.topk_idx(topk_idx), x.device
+        experts = limits.number("num_experts", experts, 1)
+        max_tokens = limits.number("num_max_dispatch_tokens_per_rank", max_tokens, 1)
         of = Sizes(experts, topk_idx.shape[1], x.shape[1], element_on(device, element))
         communicator = self.communicators.low(device, of, max_tokens)
         if stats is not None:
@@ -112,7 +115,7 @@ class LowLatency:
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, local, device)
         self._check_waited("dispatch_wait_recv_cost_stats", waited, device)
         under_way, receive = self._under_way(communicator), None
-        routing = LowRouting(under_way, topk_idx)
+        routing = LowRouting(under_way)
         if not return_recv_hook and waited is None and under_way.goes_at_once():
             into = under_way.calls.dispatch(x, topk_idx, None, stats, repeats=True)
             routing.handle = into.handle
@@ -150,8 +153,7 @@ class LowLatency:
         device, choices = communicator.device, (native.tokens, communicator.topk)
         _checks.tensor("topk_idx", topk_idx, torch.int64, choices, device)
         _checks.tensor("topk_weights", topk_weights, torch.float32, choices, device)
-        _checks.whole("topk_idx of the handle", made.topk_idx)
-        if device.type == "cpu" and not torch.equal(topk_idx, made.topk_idx):
+        if device.type == "cpu" and not torch.equal(topk_idx, under_way.calls.choices(native)):
             raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
         self._check_waited("combine_wait_recv_cost_stats", waited, device)
         y = under_way.zero_copy_buffer() if zero_copy else x
@@ -169,32 +171,21 @@ class LowLatency:
         """Where experts' results may be written."""
         return _handles.low_latency(handle, self._known).under_way.zero_copy_buffer()
 
-    def mask(self, rank: int) -> None:
-        """Goes on without a rank."""
-        self.communicators.masked.add(rank)
-        for communicator in self.communicators.all_low():
-            communicator.mask_rank(rank)
-
     def rejoin(self) -> None:
         """Brings all ranks together again. What was under way is gone."""
-        self._rejoin_without(())
-        self.communicators.masked.clear()
+        self.clear()
+        self.communicators.rejoin(())
 
     def unmask(self, rank: int) -> None:
         """Brings a rank back, with all ranks. What was under way is gone; those that were masked beside it stay masked."""
-        masked = self.communicators.masked
-        masked.discard(rank)
+        communicators = self.communicators
+        others = communicators.masked() - {rank}
         # Nobody waits for those that have ended.
-        gone = [other for other in self.communicators.meeting.lost() if other in masked]
-        self._rejoin_without(gone)
-        for communicator in self.communicators.all_low():
-            for other in sorted(masked.difference(gone)):
-                communicator.mask_rank(other)
-
-    def _rejoin_without(self, gone: Sequence[int]) -> None:
-        for communicator in self.communicators.all_low():
-            communicator.recover(gone)
-            self._under_way(communicator).clear()
+        gone = [other for other in communicators.meeting.lost() if other in others]
+        self.clear()
+        communicators.rejoin(gone)
+        for other in sorted(others.difference(gone)):
+            communicators.mask(other)
 
     def clear(self) -> None:
         """Forgets what is under way: it is gone."""
@@ -208,14 +199,19 @@ class LowLatency:
     def _under_way(self, communicator: Communicator) -> UnderWay:
         under_way = self._of.get(communicator)
         if under_way is None:
-            under_way = self._of[communicator] = UnderWay(communicator, self.shrink, self.mask)
+            made = self.communicators.all_low()
+            self._of = {one: under_way for one, under_way in self._of.items() if one in made}
+            under_way = self._of[communicator] = UnderWay(communicator, self._mask)
         return under_way
 
     def _check_waited(self, name: str, waited: torch.Tensor | None, device: torch.device) -> None:
         if waited is None:
             return
-        if _arena.kind(device) == "npu":
-            raise errors.Unsupported(f"{name} is not supported on NPUs, which do not count the time waited: use None")
+        kind = _arena.kind(device)
+        if kind != "cpu":
+            raise errors.Unsupported(
+                f"{name} is not supported on {'NPUs' if kind == 'npu' else 'GPUs'}, which do not count the time waited: use None"
+            )
         _checks.tensor(name, waited, torch.int64, (self.ranks,), device)
 
 

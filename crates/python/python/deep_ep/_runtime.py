@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,11 +20,20 @@ class Runtime:
     """Where this rank is, and a buffer's calls by another name."""
 
     def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
+        # A buffer that nobody uses is freed at once, without Python's search for cycles.
+        self._of = weakref.ref(buffer)
+
+    @property
+    def _buffer(self) -> Buffer:
+        buffer = self._of()
+        if buffer is None:
+            raise errors.Closed("the buffer of this runtime is gone; keep it as long as its runtime")
+        return buffer
 
     def is_available(self) -> bool:
         """Whether calls can be made."""
-        return not self._buffer._communicators.closed
+        buffer = self._of()
+        return buffer is not None and not buffer._communicators.closed
 
     def get_num_rdma_ranks(self) -> int:
         """Nodes."""

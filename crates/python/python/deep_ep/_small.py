@@ -76,6 +76,7 @@ class Small:
         self.most_tokens = min(most_tokens or MOST_TOKENS, MOST_TOKENS)
         self._too_large: set[Sizes] = set()
         self._bounds: set[int] = set()
+        self._generation = 0
 
     def takes(self, sizes: Sizes, most_tokens: int, device: torch.device) -> bool:
         """Whether batches of these sizes go this way: the same on all ranks, of what all of them name alike."""
@@ -176,6 +177,9 @@ class Small:
 
     def _is_agreed(self, most_tokens: int, device: torch.device) -> bool:
         """Refuses a bound that is not the same on all ranks: it says how batches go, and how many rows there is room for."""
+        if self._generation != self.communicators.generation:
+            # What failed may have been agreed on some ranks alone.
+            self._bounds, self._generation = set(), self.communicators.generation
         if most_tokens not in self._bounds:
             self.communicators.check(device)
             self.communicators.meeting.agree({"num_max_tokens_per_rank": most_tokens})

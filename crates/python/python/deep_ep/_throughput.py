@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,7 +28,7 @@ Dispatched = tuple[
     torch.Tensor | None,
     torch.Tensor | None,
     list[int] | None,
-    tuple[Any, ...] | None,
+    Sequence[Any] | None,
     EventOverlap,
 ]
 """Rows, choices, weights, counts, handle, event; of a cached dispatch only rows and event."""
@@ -116,7 +117,7 @@ class Throughput:
                 outbox=arena.outbox(config),
                 defer=defer,
             )
-        routing = Routing(arena, of, received.handle, num_sms // 2)
+        routing = Routing(arena, of, received.handle, num_sms // 2, self.communicators.generation, num_worst_tokens)
         made = self._handle(routing, received, is_token_in_rank)
         handed, choices = taken(rows, received, arena, defer), received.topk_idx
         if dtype == torch.int32 and choices is not None:
@@ -148,7 +149,7 @@ class Throughput:
             known = made.others.get(rows.element)
             if known is None:
                 in_rank = handle[self._parts.in_rank]  # type: ignore[index]
-                arena, received_all = self._learn(rows, made.rows, in_rank, defer)
+                arena, received_all = self._learn(rows, made, in_rank, defer)
                 made.others[rows.element] = (arena, received_all.handle)
                 handed = taken(rows, received_all, arena, defer)
                 return handed, None, None, None, None, event_after(arena.communicator, defer)
@@ -190,7 +191,7 @@ class Throughput:
         by a dispatch of the membership that it holds, if they are copies: all ranks come here with handles of the same
         dispatch, and rows ``x``."""
         if isinstance(handle, DispatchHandle):
-            return handle.routing
+            return self._of_now(handle.routing)
         source, in_rank = self._parts.of(handle, self.members.ranks)
         routing = self._known.find(source)
         if routing is None:
@@ -202,26 +203,31 @@ class Throughput:
             arena = self.communicators.like(in_rank.device, hidden, "bf16", topk, in_rank.sum(0).tolist)
             nothing = torch.zeros((in_rank.shape[0], hidden), dtype=torch.bfloat16, device=in_rank.device)
             received = self._members(arena, nothing, None, in_rank, False)
-            routing = Routing(arena, arena.rows, received.handle, 1)
+            routing = Routing(arena, arena.rows, received.handle, 1, self.communicators.generation)
             self._known.remember(source, routing)
+        return self._of_now(routing)
+
+    def _of_now(self, routing: Routing) -> Routing:
+        if routing.generation != self.communicators.generation:
+            raise errors.InvalidArgument("handle is of before a recovery, allowed: one of after it")
         return routing
 
-    def _learn(self, rows: Rows, of: Sizes, in_rank: torch.Tensor, defer: bool) -> tuple[Arena, Received]:
+    def _learn(self, rows: Rows, made: Routing, in_rank: torch.Tensor, defer: bool) -> tuple[Arena, Received]:
         """A cached dispatch whose rows are of another type than the handle's, for the first time."""
         # The tensor is the caller's, who may have resized it since; torch sums it up without a look at its storage.
         shape = (rows.x.shape[0], self.members.ranks)
         _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, rows.x.device)
         arena = self.communicators.normal(
-            rows.x.device, Sizes(of.experts, 1, of.hidden, rows.element), in_rank.sum(0).tolist
+            rows.x.device, Sizes(made.rows.experts, 1, made.rows.hidden, rows.element), in_rank.sum(0).tolist
         )
-        return arena, self._members(arena, rows.x, rows.scales, in_rank, defer)
+        return arena, self._members(arena, rows.x, rows.scales, in_rank, defer, made.worst)
 
     @staticmethod
     def _members(
-        arena: Arena, x: torch.Tensor, scales: torch.Tensor | None, in_rank: torch.Tensor, defer: bool
+        arena: Arena, x: torch.Tensor, scales: torch.Tensor | None, in_rank: torch.Tensor, defer: bool, worst: int = 0
     ) -> Received:
-        """A dispatch of a membership that says nothing of experts."""
+        """A dispatch of a membership that says nothing of experts. ``worst``: rows to make room for, in calls along its handle, too."""
         nobody = [0] * arena.communicator.experts
         return arena.communicator.throughput.dispatch_members(
-            x, in_rank, nobody, scales=scales, alignment=1, worst_rows=0, defer=defer
+            x, in_rank, nobody, scales=scales, alignment=1, worst_rows=worst, device_counts=worst > 0, defer=defer
         )

@@ -5,12 +5,53 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import contextmanager
+from threading import RLock
+from typing import TYPE_CHECKING
 
 import torch
 from moexpress import Communicator, errors
 from moexpress.adapter import LowCombine, LowDispatch, check
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 Half = LowDispatch | LowCombine
+
+
+class Sent:
+    """An operation that was sent: DeepEP's hook. A call receives it, and those that were sent before; another call does nothing.
+
+    Args:
+        waited: int64 ``[ranks]``, to which the nanoseconds that each rank was waited for are added.
+        then: called when it was received.
+    """
+
+    __slots__ = ("__weakref__", "half", "is_gone", "then", "under_way", "waited")
+
+    def __init__(self, under_way: UnderWay, half: Half, waited: torch.Tensor | None, then: Callable[[], None]) -> None:
+        self.under_way, self.half, self.waited, self.then = under_way, half, waited, then
+        self.is_gone = False
+        """Whether the ranks were brought together again before it was received."""
+
+    def __call__(self) -> None:
+        if self.is_gone:
+            raise errors.InvalidArgument(
+                "hook is of an operation that was under way when the ranks were brought together again, allowed: one that was sent since"
+            )
+        self.under_way.upto(self)
+
+    def receive(self) -> None:
+        """Receives it alone."""
+        communicator, waited = self.under_way.communicator, self.waited
+        before = communicator.stats()["waited_ns"] if waited is not None else []
+        self.under_way.receive(self.half)
+        self.then()
+        if waited is not None:
+            check.memory("wait_recv_cost_stats", waited)
+            after = communicator.stats()["waited_ns"]
+            spent = [late - early for early, late in zip(before, after, strict=True)]
+            waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
 
 
 class UnderWay:
@@ -19,14 +60,14 @@ class UnderWay:
 
     Args:
         communicator: made with ``low_latency=True``.
-        shrink: whether a rank that does not deliver is masked, and the others go on without it.
-        mask: masks a rank everywhere.
+        mask: masks a rank that does not deliver everywhere, so that the others go on without it; None where it fails the call.
     """
 
-    def __init__(self, communicator: Communicator, shrink: bool, mask: Callable[[int], None]) -> None:
-        self.communicator, self.shrink, self.mask = communicator, shrink, mask
+    def __init__(self, communicator: Communicator, mask: Callable[[int], None] | None) -> None:
+        self.communicator, self.mask = communicator, mask
         self.calls = communicator.in_low_latency
-        self._halves: deque[weakref.ref[Callable[[], None]]] = deque()
+        self._sent: deque[weakref.ref[Sent]] = deque()
+        self._turn = RLock()
         self._zero_copy: torch.Tensor | None = None
 
     def zero_copy_buffer(self) -> torch.Tensor:
@@ -39,41 +80,34 @@ class UnderWay:
 
     def goes_at_once(self) -> bool:
         """Whether both halves of an operation may be one call: nothing is under way, and nobody would have to be masked in between."""
-        return not self.shrink and all(half() is None for half in self._halves)
+        return self.mask is None and all(sent() is None for sent in self._sent)
 
-    def sent(
-        self, half: Half, waited: torch.Tensor | None, then: Callable[[], None] = lambda: None
-    ) -> Callable[[], None]:
-        """Notes that ``half`` was sent. What it returns receives it; calling that again does nothing. ``waited`` int64 ``[ranks]`` gets
-        the nanoseconds that each rank was waited for added; ``then`` is called when it was received."""
+    def sent(self, half: Half, waited: torch.Tensor | None, then: Callable[[], None] = lambda: None) -> Sent:
+        """Notes that ``half`` was sent."""
+        sent = Sent(self, half, waited, then)
+        self._sent = deque(sent for sent in self._sent if sent() is not None)
+        self._sent.append(weakref.ref(sent))
+        return sent
 
-        def receive() -> None:
-            before = self.communicator.stats()["waited_ns"] if waited is not None else []
-            self._receive(half)
-            then()
-            if waited is not None:
-                check.memory("wait_recv_cost_stats", waited)
-                after = self.communicator.stats()["waited_ns"]
-                spent = [late - early for early, late in zip(before, after, strict=True)]
-                waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
-
-        self._halves = deque(half for half in self._halves if half() is not None)
-        self._halves.append(weakref.ref(receive))
-        return lambda: self.upto(receive)
-
-    def upto(self, last: Callable[[], None]) -> None:
-        """Receives everything up to what ``last`` receives."""
-        while any(half() is last for half in self._halves):
-            receive = self._halves[0]()
-            if receive is not None:
-                receive()
-            self._halves.popleft()
+    def upto(self, last: Sent) -> None:
+        """Receives everything up to ``last``, if that was not received."""
+        with self._in_turn():
+            while any(sent() is last for sent in self._sent):
+                sent = self._sent[0]()
+                if sent is not None:
+                    sent.receive()
+                self._sent.popleft()
 
     def clear(self) -> None:
-        """After a rejoin nothing is under way any more."""
-        self._halves.clear()
+        """The ranks were brought together again: nothing is under way any more."""
+        for sent in self._sent:
+            held = sent()
+            if held is not None:
+                held.is_gone = True
+        self._sent.clear()
 
-    def _receive(self, half: Half) -> None:
+    def receive(self, half: Half) -> None:
+        """Receives it, without ranks that do not deliver where these are masked."""
         while True:
             try:
                 half.receive()
@@ -82,6 +116,18 @@ class UnderWay:
                 raise
             except errors.OperationFailed as failed:
                 peer = failed.peer
-                if not self.shrink or peer is None or peer in self.communicator.low_latency_mask:
+                if self.mask is None or peer is None or peer in self.communicator.low_latency_mask:
                     raise
                 self.mask(peer)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Hooks of several threads receive one at a time."""
+        if not self._turn.acquire(timeout=self.communicator.timeout):
+            raise errors.Busy(
+                f"another thread has been receiving for {self.communicator.timeout} s, the timeout: call the hook when it has returned"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()

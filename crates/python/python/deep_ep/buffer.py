@@ -79,7 +79,7 @@ class Buffer(NotServed):
         self.runtime = Runtime(self)
         self._meeting = meeting
         low_ranks_per_node = None if allow_nvlink_for_low_latency_mode else 1
-        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node)
+        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node, enable_shrink)
         self._members = Members(self.group_size, meeting.ranks_per_node)
         self._throughput = Throughput(self._communicators, self._members)
         self._low_latency = LowLatency(self._communicators, self.group_size, enable_shrink)
@@ -131,14 +131,9 @@ class Buffer(NotServed):
             AssertionError: the buffer was made without ``explicitly_destroy=True``.
         """
         assert self.explicitly_destroy, "make the buffer with explicitly_destroy=True to destroy it"
-        if not self._communicators.closed:
-            self._communicators.meeting.barrier()
-        self._close()
-
-    def _close(self) -> None:
         self._low_latency.close()
         self._local.free()
-        self._communicators.close()
+        self._communicators.destroy()
 
     def recover(self, mask: Sequence[int] = ()) -> None:
         """Goes on after a failure, without the ranks of ``mask``: all others call it. What was under way is gone, and handles of before
@@ -211,7 +206,7 @@ class Buffer(NotServed):
     def dispatch(
         self,
         x: Rows_t,
-        handle: tuple[Any, ...] | None = None,
+        handle: Sequence[Any] | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
         is_token_in_rank: torch.Tensor | None = None,
@@ -271,7 +266,7 @@ class Buffer(NotServed):
     def combine(
         self,
         x: torch.Tensor,
-        handle: tuple[Any, ...],
+        handle: Sequence[Any],
         topk_weights: torch.Tensor | None = None,
         bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         config: Config | None = None,
@@ -304,7 +299,7 @@ class Buffer(NotServed):
     def internode_dispatch(
         self,
         x: Rows_t,
-        handle: tuple[Any, ...] | None = None,
+        handle: Sequence[Any] | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
         is_token_in_rank: torch.Tensor | None = None,
@@ -340,7 +335,7 @@ class Buffer(NotServed):
     def internode_combine(
         self,
         x: torch.Tensor,
-        handle: tuple[Any, ...],
+        handle: Sequence[Any],
         topk_weights: torch.Tensor | None = None,
         bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         config: Config | None = None,
@@ -374,7 +369,7 @@ class Buffer(NotServed):
         async_finish: bool = False,
         return_recv_hook: bool = False,
         topk_weights: torch.Tensor | None = None,
-    ) -> tuple[Rows_t, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
+    ) -> tuple[Rows_t, torch.Tensor, Sequence[Any], EventOverlap, Callable[[], None] | None]:
         """Sends each row to its experts' ranks, cast to FP8 on the way where asked for.
 
         Args:
@@ -413,7 +408,7 @@ class Buffer(NotServed):
         x: torch.Tensor,
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor,
-        handle: tuple[Any, ...],
+        handle: Sequence[Any],
         use_logfmt: bool = False,
         zero_copy: bool = False,
         async_finish: bool = False,
@@ -475,7 +470,7 @@ class Buffer(NotServed):
             ),
         )
 
-    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
+    def get_next_low_latency_combine_buffer(self, handle: Sequence[Any]) -> torch.Tensor:
         """bf16 ``[local experts, ranks * max tokens, hidden]`` to write the experts' results to, for ``zero_copy``."""
         self._check_low_latency_mode()
         return self._low_latency.combine_buffer(handle)
@@ -493,7 +488,7 @@ class Buffer(NotServed):
             )
         _checks.rank("rank_to_mask", rank_to_mask, self.group_size)
         if mask:
-            self._low_latency.mask(rank_to_mask)
+            self._communicators.mask(rank_to_mask)
         else:
             self._low_latency.unmask(rank_to_mask)
 
@@ -501,8 +496,9 @@ class Buffer(NotServed):
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
         self._check_shrink()
         _checks.tensor("mask_status", mask_status, torch.int32, (self.group_size,), mask_status.device)
-        masked = [int(rank in self._communicators.masked) for rank in range(self.group_size)]
-        mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
+        masked = self._communicators.masked()
+        told = [int(rank in masked) for rank in range(self.group_size)]
+        mask_status.copy_(torch.tensor(told, dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Unmasks all ranks: all of them call it, masked ones too. What was under way is gone. Needs ``enable_shrink``."""

@@ -58,6 +58,8 @@ class Communicator:
         far: what carries rows between nodes: ``roce``, ``ibgda`` (GPUs only) or, between processes of one host, ``loop`` (not of NPUs). Default:
             ``MOEXPRESS_FAR``, or ``roce``. On one node nothing does.
         far_devices: the adapters of a node's ranks, in turn: ``mlx5_0,mlx5_1``. Default: ``MOEXPRESS_FAR_DEVICES``, or the nearest.
+        wait_for_kernels: on GPUs, whether a call returns when its kernels have ended, and raises what failed in them. Without, it returns
+            once they are enqueued, and a later call raises. CPUs and NPUs wait in any case.
 
     Raises:
         errors.InvalidArgument: an argument outside its limits, or one that differs between ranks.
@@ -96,12 +98,14 @@ class Communicator:
         ranks_per_node: int | None = None,
         far: Far | None = None,
         far_devices: str | None = None,
+        wait_for_kernels: bool = False,
     ) -> None:
         sizes = {"experts": experts, "topk": topk, "hidden": hidden, "max_tokens": max_tokens}
         sizes = {name: _limits.number(name, size, 1, (1 << 31) - 1) for name, size in sizes.items()}
         experts, topk, hidden, max_tokens = sizes.values()
         _limits.flag("low_latency", low_latency)
         _limits.flag("low_latency_per_choice", low_latency_per_choice)
+        _limits.flag("wait_for_kernels", wait_for_kernels)
         for name, value in {"element": element, "placement": placement}.items():
             _limits.name(name, value)
         arena_bytes = None if arena_bytes is None else _limits.number("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
@@ -162,6 +166,7 @@ class Communicator:
                     "far_devices": far_devices,
                     "gpu": npu.ordinal if npu else self.device.index or 0,
                     "multiprocessors": multiprocessors,
+                    "wait_for_kernels": wait_for_kernels,
                 },
             )
         except errors.Error as error:

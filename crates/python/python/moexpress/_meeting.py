@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from . import _exit, _limits, _native, _nodes, errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
 
 TIMEOUT = 100.0
@@ -119,6 +121,16 @@ class Meeting:
     def lost(self) -> list[int]:
         """The ranks whose processes are gone."""
         return self._native.lost()
+
+    def recover(self, mask: Sequence[int] = ()) -> list[int]:
+        """Goes on after a meeting that failed, without the ranks of ``mask``: all others call it. Communicators of the meeting are
+        recovered each by its own call. Returns all ranks that are given up.
+
+        Raises:
+            errors.Excluded: the others gave up on this rank.
+        """
+        ranks = _limits.numbers("mask", mask, self.world)
+        return self._native.recover([_limits.number("rank", rank, 0, self.world - 1) for rank in ranks], self.timeout)
 
     def agree(self, what: dict[str, object]) -> None:
         """Refuses to go on unless all ranks call this with the same values.

@@ -96,8 +96,13 @@ class Shape:
         return _check.address("topk_weights", topk_weights, torch.float32, (rows, self.topk), self.device)
 
     def by_row(self, x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
-        """Scales as the backend takes them: on GPUs those of a row side by side, where codes do not lie at multiples of 16 bytes."""
-        if scales is None or self.device.type == "cpu" or scales.stride(1) == 1:
+        """Scales as the backend takes them: on GPUs those of a row side by side, and rows one behind the other, where codes do not lie at
+        multiples of 16 bytes."""
+        if (
+            scales is None
+            or self.device.type == "cpu"
+            or (scales.stride(1) == 1 and scales.stride(0) >= scales.shape[1])
+        ):
             return scales
         if self.hidden % UNIT == 0 and x.data_ptr() % UNIT == 0:
             return scales

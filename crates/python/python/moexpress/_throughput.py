@@ -79,6 +79,7 @@ class Throughput:
         scales: torch.Tensor | None,
         alignment: int,
         worst_rows: int,
+        device_counts: bool = False,
         outbox: OutboxUse = None,
         defer: bool = False,
     ) -> Received:
@@ -94,7 +95,7 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (in_rank.data_ptr(), counts),
-                (alignment, False, (worst_rows, False), False, False, outbox),
+                (alignment, False, (worst_rows, False), device_counts, False, outbox),
             ),
             order,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ._limits import invalid
 
@@ -35,6 +36,7 @@ class _Dispatch(torch.autograd.Function):
         return received.x, received.topk_weights
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weights = (gradient.contiguous() for gradient in gradients)
         back = ctx.communicator.combine(rows, ctx.handle, topk_weights=weights)
@@ -48,6 +50,7 @@ class _Combine(torch.autograd.Function):
         return communicator.combine(y, handle).x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         received = ctx.communicator.redispatch(gradients[0].contiguous(), ctx.handle)
         return received.x, None, None

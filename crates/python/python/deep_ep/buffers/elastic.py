@@ -123,9 +123,7 @@ class ElasticBuffer(NotOffered):
             AssertionError: the buffer was made without ``explicitly_destroy=True``.
         """
         assert self.explicitly_destroy, "make the buffer with explicitly_destroy=True to destroy it"
-        if not self._communicators.closed:
-            self._communicators.meeting.barrier()
-        self._communicators.close()
+        self._communicators.destroy()
 
     def recover(self, mask: Sequence[int] = ()) -> None:
         """Goes on after a failure, without the ranks of ``mask``: all others call it, and handles of before are refused. Not of DeepEP,

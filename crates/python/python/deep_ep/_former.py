@@ -1,0 +1,56 @@
+"""Communicators whose arenas were replaced by larger ones. Handles of before go on with them, so each stays until no rank has any. To close one
+is for all ranks together: on GPUs none takes back memory that others still read."""
+
+from __future__ import annotations
+
+import weakref
+
+from moexpress import Communicator, Meeting
+
+from ._arena import Arena
+
+FIRST_LOOK, LAST_LOOK = 8, 512
+"""Dispatches of new routing until the ranks ask each other who has handles still: twice as many after each look that closed nothing, up to
+the last."""
+
+
+class Former:
+    """Keeps them."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[weakref.ref[Arena], Communicator]] = {}
+        self._left = self._between = FIRST_LOOK
+
+    def add(self, number: int, arena: Arena) -> None:
+        """Keeps the communicator of this number, which all ranks know it by, as long as anybody has ``arena``."""
+        self._of[number] = weakref.ref(arena), arena.communicator
+        self._left = self._between = FIRST_LOOK
+
+    def all(self) -> list[Communicator]:
+        """Those that were not closed."""
+        return [communicator for _, communicator in self._of.values()]
+
+    def is_due(self) -> bool:
+        """After a dispatch whose routing was new: whether it is time for :meth:`agreed`. The same on all ranks."""
+        if not self._of:
+            return False
+        self._left -= 1
+        return self._left <= 0
+
+    def agreed(self, meeting: Meeting, every: bool) -> dict[int, Communicator]:
+        """Those of which no rank has handles, or every one that all ranks have; taken out. All ranks call it."""
+        mine = [number for number, (arena, _) in self._of.items() if every or arena() is None]
+        everybody = meeting.all_gather(f"former={','.join(map(str, mine))}".encode())
+        numbers = set.intersection(
+            *(set(one.removeprefix(b"former=").split(b",")) for one in everybody if one is not None)
+        )
+        found = {number: self._of.pop(number)[1] for number in mine if str(number).encode() in numbers}
+        self._between = FIRST_LOOK if found else min(2 * self._between, LAST_LOOK)
+        self._left = self._between
+        return found
+
+    def take_all(self) -> list[Communicator]:
+        """All of them, taken out."""
+        communicators = self.all()
+        self._of = {}
+        return communicators

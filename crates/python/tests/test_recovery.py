@@ -1,0 +1,494 @@
+"""deep_ep.Buffer after what failed: a rank that came late, or made a mistake, in a first call; hooks and handles of before; what is freed when."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deep_ep
+import moexpress
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from deep_ep import _arena, _communicators
+from moexpress import errors
+from test_arena import Log, limit_memory
+from test_dropin import Job, layer_of
+
+MOST = 64
+
+
+@contextmanager
+def timeout(seconds: float) -> Iterator[None]:
+    """Of what is made within."""
+    before = os.environ["MOEXPRESS_TIMEOUT"]
+    os.environ["MOEXPRESS_TIMEOUT"] = str(seconds)
+    try:
+        yield
+    finally:
+        os.environ["MOEXPRESS_TIMEOUT"] = before
+
+
+def make_buffer(seconds: float = 20, **options: Any) -> deep_ep.Buffer:
+    with timeout(seconds):
+        return deep_ep.Buffer(dist.group.WORLD, 1 << 26, explicitly_destroy=True, low_latency_mode=True, **options)
+
+
+def check_sums(buffer: deep_ep.Buffer, job: Job) -> None:
+    x, *_, handle, _ = job.dispatch(buffer)
+    assert torch.equal(x, job.received) and torch.equal(buffer.combine(x, handle)[0], job.sums)
+
+
+def low_dispatch(buffer: deep_ep.Buffer, job: Job, **options: Any) -> Any:
+    return buffer.low_latency_dispatch(job.own.x, job.own.topk_idx, MOST, job.layer.experts, use_fp8=False, **options)
+
+
+# First calls that failed.
+
+
+def check_late(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(2)
+    if rank == 1:
+        time.sleep(2.5)
+    with pytest.raises(errors.MeetingFailed):
+        job.dispatch(buffer)
+    dist.barrier()
+    # Until the ranks agree to go on, and then for all sizes.
+    with pytest.raises(errors.MeetingFailed):
+        job.dispatch(buffer)
+    dist.barrier()
+    buffer.recover()
+    check_sums(buffer, job)
+    low_dispatch(buffer, job)
+    buffer.destroy()
+
+
+def test_a_first_call_that_came_late_is_gone_after_recover(ranks: Any) -> None:
+    ranks.run(check_late)
+
+
+def check_mistake(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(2)
+    if rank == 1:
+        with pytest.raises(ValueError, match="topk_weights"):
+            job.dispatch(buffer, topk_weights=job.own.topk_weights.double())
+    else:
+        with pytest.raises(errors.MeetingFailed):
+            job.dispatch(buffer)
+    dist.barrier()
+    buffer.recover()
+    check_sums(buffer, job)
+    buffer.destroy()
+
+
+def test_a_mistake_in_a_first_call_is_gone_after_recover(ranks: Any) -> None:
+    ranks.run(check_mistake)
+
+
+def check_apart(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(2)
+    makes = _communicators.Communicators._make
+
+    def makes_and_fails(*arguments: Any, **settings: Any) -> Any:
+        makes(*arguments, **settings)
+        raise errors.Broken("planted: this rank has no memory left")
+
+    if rank == 1:
+        _communicators.Communicators._make = makes_and_fails
+    try:
+        with pytest.raises(errors.Error):
+            job.dispatch(buffer)
+    finally:
+        _communicators.Communicators._make = makes
+    dist.barrier()
+    buffer.recover()
+    for _ in range(2):
+        check_sums(buffer, job)
+    assert all(count >= 0 for count in buffer.stats().values())
+    buffer.destroy()
+
+
+def test_communicators_that_only_some_ranks_made_are_left_alone(ranks: Any) -> None:
+    ranks.run(check_apart)
+
+
+def check_recover_of_nothing(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(2)
+    buffer.recover()
+    if rank == 1:
+        time.sleep(2.5)
+    with pytest.raises(errors.OperationFailed):
+        buffer.recover()
+    dist.barrier()
+    buffer.recover()
+    check_sums(buffer, job)
+    buffer.destroy()
+    with pytest.raises(errors.Closed):
+        buffer.recover()
+
+
+def test_recover_needs_no_call_before_it(two: Any) -> None:
+    two.run(check_recover_of_nothing)
+
+
+def check_meeting(rank: int, world: int) -> None:
+    meeting = moexpress.Meeting(timeout=2)
+    if rank == 1:
+        time.sleep(2.5)
+    with pytest.raises(errors.MeetingFailed):
+        meeting.barrier()
+    dist.barrier()
+    with pytest.raises(ValueError, match=f"rank is {world}, allowed: 0 to {world - 1}"):
+        meeting.recover([world])
+    with pytest.raises(ValueError, match="mask is nobody"):
+        meeting.recover(["nobody"])  # type: ignore[list-item]
+    assert meeting.recover() == []
+    meeting.barrier()
+    dist.barrier()
+    if rank == 1:
+        with pytest.raises(errors.Excluded):
+            meeting.recover()
+    else:
+        assert meeting.recover([1]) == [1]
+        assert meeting.all_gather(b"here")[1] is None
+    meeting.close()
+
+
+def test_a_meeting_goes_on_after_a_failure(ranks: Any) -> None:
+    ranks.run(check_meeting)
+
+
+def check_growth(rank: int, world: int) -> None:
+    limit_memory(1 << 40)
+    agreed = _arena.agreed
+    buffer, layer = make_buffer(2), layer_of(world)
+    small, large = (oracle.batches(layer, [tokens] * world, 1) for tokens in (2, 20_000))
+
+    def dispatch(batches: Any) -> Any:
+        own, layout = batches[rank], buffer.get_dispatch_layout(batches[rank].topk_idx, layer.experts)
+        given = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights}
+        x = buffer.dispatch(own.x, None, layout[0], layout[1], layout[3], layout[2], **given)[0]
+        assert torch.equal(x, oracle.gathered([each.x for each in batches], oracle.arrived(layer, batches, rank)))
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(2.5)
+        return agreed(*arguments)
+
+    dispatch(small)
+    if rank == 1:
+        _arena.agreed = late
+    try:
+        # The rows came before the ranks were to meet.
+        with Log() as log:
+            dispatch(large)
+        assert any("the arena stays as it is" in said for said in log.said)
+    finally:
+        _arena.agreed = agreed
+    before = buffer.stats()["arena_bytes"]
+    dispatch(large)
+    dist.barrier()
+    buffer.recover()
+    dispatch(large)
+    dispatch(large)
+    assert before < buffer.stats()["arena_bytes"]
+    buffer.destroy()
+
+
+def test_rows_are_not_lost_where_an_arena_cannot_grow(two: Any) -> None:
+    two.run(check_growth)
+
+
+# Ranks that are given up.
+
+
+def check_given_up(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(enable_shrink=True)
+    check_sums(buffer, job)
+    low_dispatch(buffer, job)
+    dist.barrier()
+    if rank == 2:
+        with pytest.raises(errors.Excluded):
+            buffer.recover()
+        dist.barrier()
+        return
+    # One of them says it, and all know.
+    buffer.recover([2] if rank == 0 else [])
+    status = torch.zeros(world, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0, 0, 1, 0]
+    low_dispatch(buffer, job)
+    with pytest.raises(errors.Unsupported, match=r"new sizes is not supported after ranks \[2\] were given up"):
+        buffer.low_latency_dispatch(job.own.x, job.own.topk_idx, 2 * MOST, job.layer.experts, use_fp8=False)
+    job.dispatch(buffer)
+    dist.barrier()
+    # Its memory is freed, whoever does not come.
+    buffer.destroy()
+
+
+def test_ranks_that_were_given_up_are_told_and_new_sizes_refused(four: Any) -> None:
+    four.run(check_given_up)
+
+
+def check_failed_unmask(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(2, enable_shrink=True)
+    low_dispatch(buffer, job)
+    dist.barrier()
+    buffer.low_latency_update_mask_buffer((rank + 1) % world, True)
+    dist.barrier()
+    status = torch.zeros(world, dtype=torch.int32)
+    if rank != 1:
+        with pytest.raises(errors.Error):
+            buffer.low_latency_update_mask_buffer((rank + 1) % world, False)
+        buffer.low_latency_query_mask_buffer(status)
+        assert status.tolist()[(rank + 1) % world] == 1
+    dist.barrier()
+    buffer.low_latency_clean_mask_buffer()
+    buffer.low_latency_query_mask_buffer(status)
+    assert not status.any()
+    low_dispatch(buffer, job)
+    buffer.destroy()
+
+
+def test_a_rank_that_could_not_be_unmasked_stays_masked(two: Any) -> None:
+    two.run(check_failed_unmask)
+
+
+# Hooks.
+
+
+def check_hooks(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(enable_shrink=True)
+    for rejoin in (buffer.recover, buffer.rejoin, buffer.low_latency_clean_mask_buffer):
+        *_, hook = low_dispatch(buffer, job, return_recv_hook=True)
+        dist.barrier()
+        rejoin()
+        with pytest.raises(ValueError, match="hook is of an operation that was under way when"):
+            hook()
+        *_, received = low_dispatch(buffer, job, return_recv_hook=True)
+        received()
+        received()
+        dist.barrier()
+        # What was received before is nothing to complain of.
+        rejoin()
+        received()
+    buffer.destroy()
+
+
+def test_hooks_of_before_are_refused(ranks: Any) -> None:
+    ranks.run(check_hooks)
+
+
+def check_hooks_of_threads(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer()
+    raised: list[BaseException] = []
+
+    def call(hook: Any) -> None:
+        try:
+            hook()
+        except BaseException as error:
+            raised.append(error)
+
+    for _ in range(50):
+        sent = [low_dispatch(buffer, job, return_recv_hook=True) for _ in range(2)]
+        threads = [threading.Thread(target=call, args=(one[4],)) for one in reversed(sent)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not raised, raised
+        assert torch.equal(sent[0][1], sent[1][1])
+    buffer.destroy()
+
+
+def test_hooks_of_two_threads_receive_one_at_a_time(two: Any) -> None:
+    two.run(check_hooks_of_threads)
+
+
+# What is kept, and what is freed.
+
+
+def check_freed(rank: int, world: int) -> None:
+    job = Job(rank, world)
+    gc.collect()
+    gc.disable()
+    try:
+        buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, low_latency_mode=True)
+        runtime = buffer.runtime
+        check_sums(buffer, job)
+        handle = low_dispatch(buffer, job)[2]
+        buffer.get_next_low_latency_combine_buffer(handle)
+        made = [weakref.ref(one) for one in (*buffer._communicators.all_low(), *buffer._communicators.all_normal())]
+        assert len(made) == 2 and runtime.is_available()
+        dist.barrier()
+        del buffer, handle
+        assert not runtime.is_available() and [one() for one in made] == [None, None]
+        with pytest.raises(errors.Closed, match="keep it as long as its runtime"):
+            runtime.get_num_rdma_ranks()
+    finally:
+        gc.enable()
+
+
+def test_a_buffer_that_nobody_has_is_freed_at_once(two: Any) -> None:
+    two.run(check_freed)
+
+
+def check_destroyed_alone(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(2)
+    check_sums(buffer, job)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(errors.MeetingFailed):
+            buffer.destroy()
+        assert not buffer.runtime.is_available()
+        with pytest.raises(errors.Closed):
+            job.dispatch(buffer)
+        buffer.destroy()
+    dist.barrier()
+
+
+def test_who_destroys_alone_frees_its_memory(two: Any) -> None:
+    two.run(check_destroyed_alone)
+
+
+def check_replaced(rank: int, world: int) -> None:
+    limit_memory(1 << 40)
+    buffer, layer = make_buffer(), layer_of(world)
+    communicators, former = buffer._communicators, None
+
+    def dispatch(tokens: int) -> Any:
+        own = oracle.batches(layer, [tokens] * world, tokens)[rank]
+        layout = buffer.get_dispatch_layout(own.topk_idx, layer.experts)
+        given = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights}
+        return buffer.dispatch(own.x, None, layout[0], layout[1], layout[3], layout[2], **given)
+
+    seen, kept, tokens = {"rows_placed": 0, "rows_through_rings": 0}, None, 50
+    for count in range(40):
+        result = dispatch(tokens)
+        if count == 4:
+            # Larger batches than the arena was made for; one rank keeps a handle of before.
+            tokens, kept = 20_000, result if rank == 0 else None
+            former = weakref.ref(communicators.all_normal()[0])
+        if count == 25:
+            assert former() is not None and len(communicators._former.all()) == 1
+            kept = None
+        stats = buffer.stats()
+        assert all(stats[name] >= seen[name] for name in seen), (stats, seen)
+        seen = {name: stats[name] for name in seen}
+        del result
+    assert former() is None and communicators._former.all() == [] and kept is None
+    buffer.destroy()
+
+
+def test_an_arena_that_was_replaced_goes_when_no_rank_has_handles_of_it(two: Any) -> None:
+    two.run(check_replaced)
+
+
+def check_replaced_before(rank: int, world: int) -> None:
+    limit_memory(1 << 40)
+    buffer, layer = make_buffer(), layer_of(world)
+    results = []
+    for tokens in (50, 20_000, 20_000):
+        own = oracle.batches(layer, [tokens] * world, tokens)[rank]
+        layout = buffer.get_dispatch_layout(own.topk_idx, layer.experts)
+        given = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights}
+        results.append(buffer.dispatch(own.x, None, layout[0], layout[1], layout[3], layout[2], **given))
+    communicators, rows = buffer._communicators, [result[0].clone() for result in results]
+    assert len(communicators._former.all()) == 1
+    dist.barrier()
+    before = buffer.stats()
+    buffer.recover()
+    assert communicators._former.all() == communicators._apart == [] and buffer.stats() == before
+    for result, row in zip(results, rows, strict=True):
+        assert torch.equal(result[0], row)
+        with pytest.raises(ValueError, match="handle is of before a recovery"):
+            buffer.combine(result[0], result[4])
+    buffer.destroy()
+
+
+def test_arenas_that_were_replaced_go_with_a_recovery(two: Any) -> None:
+    two.run(check_replaced_before)
+
+
+def check_sizes(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer()
+    own, experts = job.own, job.layer.experts
+    for _ in range(3):
+        buffer.low_latency_dispatch(own.x, own.topk_idx, torch.tensor(MOST), torch.tensor(experts), use_fp8=False)
+    low_dispatch(buffer, job)
+    assert len(buffer._communicators.all_low()) == 1
+    with pytest.raises(ValueError, match=r"num_experts is a list, allowed: a whole number"):
+        buffer.low_latency_dispatch(own.x, own.topk_idx, MOST, [experts], use_fp8=False)
+    with pytest.raises(ValueError, match=r"num_max_dispatch_tokens_per_rank is -1, allowed"):
+        buffer.low_latency_dispatch(own.x, own.topk_idx, -1, experts, use_fp8=False)
+    buffer.destroy()
+
+
+def test_a_size_may_be_any_whole_number(two: Any) -> None:
+    two.run(check_sizes)
+
+
+def check_choices(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer()
+    topk_idx = job.own.topk_idx.clone()
+    x, _, handle, _, _ = buffer.low_latency_dispatch(job.own.x, topk_idx, MOST, job.layer.experts, use_fp8=False)
+    # The caller's tensor is used for the next batch.
+    topk_idx.fill_(-1)
+    if len(topk_idx):
+        with pytest.raises(ValueError, match="topk_idx differs from that of the dispatch"):
+            buffer.low_latency_combine(x, topk_idx, job.own.topk_weights, handle)
+    buffer.low_latency_combine(x, job.own.topk_idx, job.own.topk_weights, handle)
+    buffer.destroy()
+
+
+def test_choices_of_a_combine_are_those_that_were_sent(ranks: Any) -> None:
+    ranks.run(check_choices)
+
+
+def check_compiled(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer()
+    own = job.own
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        layout = buffer.get_dispatch_layout(own.topk_idx, job.layer.experts)
+        given = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights}
+        rows, *_, handle, _ = buffer.dispatch(x, None, layout[0], layout[1], layout[3], layout[2], **given)
+        back = buffer.combine(rows * 1, handle)[0]
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, own.topk_idx, MOST, job.layer.experts, use_fp8=False)
+        return back + buffer.low_latency_combine(rows * 1, own.topk_idx, own.topk_weights, handle)[0]
+
+    assert torch.equal(torch.compile(layer, backend="eager")(own.x), layer(own.x))
+    handle = job.dispatch(buffer)[4]
+    # What callers do with a tuple.
+    source, *_ = handle[3:]
+    assert len(handle) == 6 and source is handle[3] and isinstance(copy.copy(handle), tuple)
+    buffer.destroy()
+
+
+def test_handles_go_through_torch_compile(two: Any) -> None:
+    two.run(check_compiled)
+
+
+def check_worst(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer()
+    worst = 4 * sum(len(batch.x) for batch in job.all)
+    handle = job.dispatch(buffer, num_worst_tokens=worst)[4]
+    codes = job.own.x.to(torch.float8_e4m3fn)
+    scales = torch.ones(len(codes), 2)
+    for _ in range(2):
+        rows, came = buffer.dispatch((codes, scales), handle)[0]
+        assert rows.shape[0] == came.shape[0] == worst == buffer.dispatch(job.own.x, handle)[0].shape[0]
+        arrived = len(job.received)
+        assert torch.equal(rows[:arrived].float(), job.received.to(torch.float8_e4m3fn).float())
+    buffer.destroy()
+
+
+def test_rows_of_another_type_along_a_handle_of_a_worst_case(ranks: Any) -> None:
+    ranks.run(check_worst)
