@@ -54,6 +54,15 @@ pub(crate) fn of_meeting(py: Python<'_>, error: &ep_bootstrap::Error) -> PyErr {
     exception(py, "MeetingFailed", &error.to_string(), None)
 }
 
+/// The exception of a collective that failed: how to go on, where the ranks can.
+pub(crate) fn of_collective(py: Python<'_>, error: &ep_bootstrap::Error) -> PyErr {
+    let remedy = match error {
+        ep_bootstrap::Error::Refused { .. } => "; the ranks meet again after recover, which all of them call",
+        _ => "",
+    };
+    exception(py, "MeetingFailed", &format!("{error}{remedy}"), None)
+}
+
 /// An argument outside its limits.
 pub(crate) fn invalid(py: Python<'_>, message: &str) -> PyErr {
     exception(py, "InvalidArgument", message, None)

@@ -11,7 +11,7 @@ use moexpress::{Nanos, Rank};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::{closed, of, of_meeting};
+use crate::error::{closed, of, of_collective, of_meeting};
 use crate::guard::{Own, aside};
 
 /// A meeting place that rank 0 opens: a port of the loopback interface or of an address that other hosts reach, and a secret to be told
@@ -90,14 +90,14 @@ impl Meeting {
     ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
         let member = self.member(py)?;
         let all = aside(py, move || member.all_gather(&bytes, within(seconds)))?;
-        let all = all.map_err(|error| of_meeting(py, &error))?;
+        let all = all.map_err(|error| of_collective(py, &error))?;
         Ok(all.into_iter().map(|bytes| bytes.map(|bytes| PyBytes::new(py, &bytes))).collect())
     }
 
     /// Returns when all ranks have called it.
     fn barrier(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let member = self.member(py)?;
-        aside(py, move || member.barrier(within(seconds)))?.map_err(|error| of_meeting(py, &error))
+        aside(py, move || member.barrier(within(seconds)))?.map_err(|error| of_collective(py, &error))
     }
 
     /// Ranks whose processes are gone.
