@@ -340,6 +340,64 @@ fn what_escaped_and_goes_on_writing_is_not_waited_for() {
     assert_eq!(ended.expect("it ends").code(), Some(0));
 }
 
+/// A reader that takes the lines of what escaped one by one would be served for hours.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_escaped_is_not_waited_for_where_the_reader_is_slow() {
+    let folder = tempfile::tempdir().unwrap();
+    let escaped = folder.path().join("escaped");
+    let script = format!(
+        "setsid sh -c 'echo $$ >{0}; exec yes' & while [ ! -s {0} ]; do sleep 0.01; done; sleep 0.1",
+        escaped.display()
+    );
+    let mut child = start("-n 1", &script);
+    let mut output = child.stdout.take().unwrap();
+    let reader = thread::spawn(move || {
+        let mut some = [0; 64];
+        while output.read(&mut some).is_ok_and(|read| read > 0) {
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let start = Instant::now();
+    let mut ended = None;
+    while ended.is_none() && start.elapsed() < LONG {
+        thread::sleep(Duration::from_millis(10));
+        ended = child.try_wait().unwrap();
+    }
+    // Whatever came of it, nothing of this test goes on.
+    let _ = child.kill();
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    let escaped = fs::read_to_string(escaped).unwrap();
+    let _ = Command::new("kill").args(["-9", escaped.trim()]).stderr(Stdio::null()).status();
+    assert_eq!(ended.expect("it ends").code(), Some(1), "{said}");
+    assert!(
+        said.contains("error: the last lines were not read within 10s, and what has left the job goes on"),
+        "{said}"
+    );
+    drop(reader);
+}
+
+/// Nor does it wait for whoever does not read its own words.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_is_passed_on_where_nobody_reads_what_is_said_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let mut child = start("-n 1", &format!("touch {}; yes >&2", ready.display()));
+    wait_for("it writes", || ready.exists());
+    thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    let start = Instant::now();
+    let mut ended = None;
+    while ended.is_none() && start.elapsed() < LONG {
+        thread::sleep(Duration::from_millis(10));
+        ended = child.try_wait().unwrap();
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    assert_eq!(ended.expect("it ends").code(), Some(130));
+}
+
 /// A process on the only core may run before the command, which started it, does anything more.
 #[test]
 #[cfg(target_os = "linux")]

@@ -97,7 +97,6 @@ pub(crate) enum Command {
     /// that failed, 128 + signal if a signal ended it or this command.
     Launch(LaunchArgs),
     /// Part of launch: ends the processes whose numbers it reads when nobody writes any more.
-    #[cfg(unix)]
     #[command(hide = true)]
     Guard(GuardArgs),
 }
@@ -132,7 +131,6 @@ pub(crate) struct LaunchArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-#[cfg(unix)]
 #[derive(Args, Debug)]
 pub(crate) struct GuardArgs {
     /// How long processes that are told to end may take before they are killed
@@ -362,7 +360,8 @@ pub(crate) fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn parse_time(text: &str) -> Result<Nanos, String> {
+/// A time that is allowed to be none at all.
+fn parse_duration(text: &str) -> Result<Duration, String> {
     let form = "a number and ns, us, ms, s or min, for example 500ms";
     let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(|| format!("no unit, allowed: {form}"))?;
     let (number, unit) = text.split_at(unit_at);
@@ -376,8 +375,7 @@ fn parse_time(text: &str) -> Result<Nanos, String> {
     };
     let number: u64 = number.parse().map_err(|_| format!("allowed: {form}"))?;
     match number.checked_mul(nanos) {
-        Some(0) => Err("allowed: more than 0".to_owned()),
-        Some(nanos) => Ok(Nanos(nanos)),
+        Some(nanos) => Ok(Duration::from_nanos(nanos)),
         None => Err("allowed: less than 585 years".to_owned()),
     }
 }
@@ -387,8 +385,12 @@ fn number(allowed: &'static str) -> impl Fn(&str) -> Result<f64, String> + Clone
     move |text| text.parse().map_err(|_| format!("allowed: {allowed}"))
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    parse_time(text).map(|Nanos(nanos)| Duration::from_nanos(nanos))
+/// A time within which something is to come to pass.
+fn parse_time(text: &str) -> Result<Nanos, String> {
+    match parse_duration(text)?.as_nanos() {
+        0 => Err("allowed: more than 0".to_owned()),
+        nanos => Ok(Nanos(nanos as u64)),
+    }
 }
 
 #[cfg(test)]
@@ -409,6 +411,7 @@ mod tests {
         assert_eq!(parse_time("2 min"), Ok(Nanos::from_secs(120)));
         assert!(parse_time("60").unwrap_err().contains("500ms"));
         assert!(parse_time("0s").unwrap_err().contains("more than 0"));
+        assert_eq!(parse_duration("0s"), Ok(Duration::ZERO));
         assert!(parse_time("99999999999999999999s").is_err() && parse_time("-1s").is_err() && parse_time("").is_err());
     }
 }

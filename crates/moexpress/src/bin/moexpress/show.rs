@@ -1,5 +1,8 @@
 //! Numbers as people read them, and how far the work is.
 
+use std::io::{self, Write};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use ep_core::memory::Size;
@@ -36,6 +39,28 @@ pub(crate) fn plural(value: u64, what: &str) -> String {
     format!("{} {what}{s}", count(value))
 }
 
+/// How long somebody may take to read a complaint.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Says something on stderr. Where that is full, and nobody reads it, it stays unsaid.
+pub(crate) fn complain(text: String) {
+    let (said, done) = mpsc::channel::<()>();
+    // Nothing is left to tell when stderr is gone, too.
+    let say = |text: &str| drop(writeln!(io::stderr(), "{text}"));
+    let again = text.clone();
+    let thread = thread::Builder::new().name("complaint".to_owned()).spawn(move || {
+        say(&again);
+        drop(said);
+    });
+    match thread {
+        Ok(_) => drop(done.recv_timeout(PATIENCE)),
+        Err(_) => say(&text),
+    }
+}
+
+/// How often a bar is drawn anew while nothing gets on.
+const TICK: Duration = Duration::from_millis(200);
+
 /// A bar on stderr where that is a terminal.
 pub(crate) fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg:<12} {wide_bar} {percent:>3} % {elapsed}");
@@ -43,8 +68,23 @@ pub(crate) fn progress_bar() -> ProgressBar {
     if let Ok(style) = style {
         bar.set_style(style);
     }
-    bar.enable_steady_tick(Duration::from_millis(200));
+    if !bar.is_hidden() {
+        tick(&bar);
+    }
     bar
+}
+
+/// Draws a bar anew until it is finished. The bar's own ticker panics where no thread can be started: here the bar then moves
+/// with the steps alone.
+fn tick(bar: &ProgressBar) {
+    let bar = bar.downgrade();
+    let ticks = move || {
+        while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            bar.tick();
+            thread::sleep(TICK);
+        }
+    };
+    let _ = thread::Builder::new().name("progress".to_owned()).spawn(ticks);
 }
 
 #[cfg(test)]
