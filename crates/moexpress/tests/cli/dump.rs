@@ -116,4 +116,6 @@ fn a_dump_that_cannot_be_written_is_refused_before_the_run() {
     let line = "run --ranks-per-node 2 --tokens 3 --hidden 16 --dump";
     let refusal = moexpress_with(line, &[dir.path().to_str().expect("a printable path")]).refusal();
     assert!(refusal.contains("cannot create ") && refusal.contains("rank1.safetensors: Is a directory"), "{refusal}");
+    let refusal = moexpress_with(line, &["/dev/null"]).refusal();
+    assert!(refusal.contains("--dump is /dev/null, a file, allowed: a directory"), "{refusal}");
 }

@@ -109,6 +109,7 @@ pub(crate) struct DoctorArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct LaunchArgs {
     /// Processes in all
     #[arg(short, long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -139,6 +140,7 @@ pub(crate) struct GuardArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct RunArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = Backend::Sim)]
@@ -211,6 +213,7 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,

@@ -20,8 +20,11 @@ use crate::whole::Whole;
 
 /// Creates the directory of `--dump`, and sees to it that the files of all ranks can be written, before a run whose results would be lost.
 pub(crate) fn create(dir: &Path, ranks: usize) -> Result<Vec<Whole>, Failure> {
-    fs::create_dir_all(dir)
-        .map_err(|error| Failure::bad_input(format_args!("cannot create {}: {error}", dir.display())))?;
+    let shown = dir.display();
+    if dir.exists() && !dir.is_dir() {
+        return Err(Failure::bad_input(format_args!("--dump is {shown}, a file, allowed: a directory")));
+    }
+    fs::create_dir_all(dir).map_err(|error| Failure::bad_input(format_args!("cannot create {shown}: {error}")))?;
     (0..ranks).map(|rank| Whole::create(&dir.join(format!("rank{rank}.safetensors")))).collect()
 }
 

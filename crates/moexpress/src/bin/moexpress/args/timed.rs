@@ -11,8 +11,12 @@ use super::{HtmlArgs, LayerArgs, TopologyArgs};
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct ThreadsArgs {
     /// Threads on which nodes are simulated in virtual time: it comes out the same on any number [default: one a core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
+}
+
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "allowed: a whole number, 1 or more".to_owned())
 }
 
 impl ThreadsArgs {
@@ -48,6 +52,7 @@ impl ModelName {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,
@@ -98,6 +103,7 @@ pub(crate) enum Part {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct CompareArgs {
     /// Whose figures
     #[arg(value_enum)]
