@@ -91,7 +91,9 @@ pub(crate) enum Command {
     /// its standard input. Its output is printed line by line, with its rank in front; an error that several processes report, word
     /// for word, once. SIGINT and SIGTERM are passed on.
     ///
-    /// What is still there of the job when this command is killed is ended, too.
+    /// What is still there of the job when this command is killed is ended, too. Once all have ended, a line waits for its reader
+    /// for 10 minutes, after a signal for 5 s; where something has left its process group and holds the output open, all
+    /// lines together for 10 s.
     ///
     /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
     /// that failed, 128 + signal if a signal ended it or this command.

@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Ok(text) => print(&text, ExitCode::SUCCESS),
         Err(Failure { text, report, code }) => {
             let code = print(&report, ExitCode::from(code));
-            show::complain(format!("error: {text}"));
+            show::complain(&format!("error: {text}"));
             code
         }
     }
@@ -83,7 +83,7 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
     }
     match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            show::complain(format!("error: cannot write the result: {error}"));
+            show::complain(&format!("error: cannot write the result: {error}"));
             ExitCode::from(failure::FAILED)
         }
         _ => code,

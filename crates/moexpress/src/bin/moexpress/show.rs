@@ -1,12 +1,13 @@
 //! Numbers as people read them, and how far the work is.
 
-use std::io::{self, Write};
-use std::sync::mpsc;
+use std::io;
 use std::thread;
 use std::time::Duration;
 
 use ep_core::memory::Size;
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, write};
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn count(value: u64) -> String {
@@ -39,22 +40,28 @@ pub(crate) fn plural(value: u64, what: &str) -> String {
     format!("{} {what}{s}", count(value))
 }
 
-/// How long somebody may take to read a complaint.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a full stderr may take to have room again.
+const PATIENCE: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
+/// A pipe that can be written to has room for as much.
+const PART: usize = 4096;
 
-/// Says something on stderr. Where that is full, and nobody reads it, it stays unsaid.
-pub(crate) fn complain(text: String) {
-    let (said, done) = mpsc::channel::<()>();
-    // Nothing is left to tell when stderr is gone, too.
-    let say = |text: &str| drop(writeln!(io::stderr(), "{text}"));
-    let again = text.clone();
-    let thread = thread::Builder::new().name("complaint".to_owned()).spawn(move || {
-        say(&again);
-        drop(said);
-    });
-    match thread {
-        Ok(_) => drop(done.recv_timeout(PATIENCE)),
-        Err(_) => say(&text),
+/// Says something on stderr. Where that is full, and nobody reads it, it stays unsaid: whoever is stuck there keeps nobody else,
+/// nor does a thread that waits for the same reader with the stream locked.
+pub(crate) fn complain(text: &str) {
+    let (stderr, line) = (io::stderr(), format!("{text}\n"));
+    let mut rest = line.as_bytes();
+    while !rest.is_empty() {
+        let written = match poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], Some(&PATIENCE)) {
+            Ok(0) => return,
+            Ok(_) => write(&stderr, &rest[..rest.len().min(PART)]),
+            Err(error) => Err(error),
+        };
+        match written {
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // Nothing is left to tell when stderr is gone, too.
+            Err(_) => return,
+        }
     }
 }
 

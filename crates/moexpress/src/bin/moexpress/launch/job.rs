@@ -136,7 +136,7 @@ impl Job {
         self.signalled = true;
         let running = self.endings.running(self.processes.len());
         let grace = self.grace;
-        complain(format!(
+        complain(&format!(
             "{signal}: passed on to {}; what runs after {grace:?}, or when it comes again, is killed",
             listed(&running)
         ));
