@@ -11,7 +11,7 @@ use ep_core::Rank;
 
 use super::endings::{Arrival, Endings};
 use super::guard::Guard;
-use super::output::{Printer, READER, READER_OF_LAST_WORDS, Stream, UNREAD};
+use super::output::{Printer, READER, READER_OF_LAST_WORDS, Stream};
 use super::process::Process;
 use super::signals::{Home, Signal, Signals};
 use crate::failure::Failure;
@@ -21,12 +21,12 @@ use crate::show::complain;
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// Why all processes are to end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Cause {
     Failed(Arrival),
     Signalled(Signal),
-    /// What reads the output of this command is gone.
-    Unread,
+    /// What reads the output of this command is gone, or takes no more.
+    Unread(String),
 }
 
 impl Cause {
@@ -37,14 +37,10 @@ impl Cause {
                 (format!("rank {rank} {how} {ending}"), ending.code())
             }
             Self::Signalled(signal) => (format!("ended by {signal}"), signal.code()),
-            Self::Unread => (UNREAD.to_owned(), crate::failure::FAILED),
+            Self::Unread(why) => (why, crate::failure::FAILED),
         };
-        told(&text, endings, code)
+        Failure { text: format!("{text}; {}", endings.list()), report: String::new(), code }
     }
-}
-
-fn told(why: &str, endings: &Endings, code: u8) -> Failure {
-    Failure { text: format!("{why}; {}", endings.list()), report: String::new(), code }
 }
 
 /// All processes. Dropping it kills those that still run.
@@ -110,7 +106,7 @@ impl Job {
             }
             if cause.is_none() {
                 let failed = (!self.keep_going).then(|| self.endings.settled_failure(Instant::now())).flatten();
-                cause = failed.map(Cause::Failed).or_else(|| printer.is_unread().then_some(Cause::Unread));
+                cause = failed.map(Cause::Failed).or_else(|| printer.unread().map(Cause::Unread));
                 if cause.is_some() {
                     kill_at = Some(Instant::now() + self.grace);
                     self.endings.told();
@@ -149,8 +145,8 @@ impl Job {
     }
 
     /// What to say of a job whose last lines nobody could read.
-    pub(super) fn unread(&self, why: &str) -> Failure {
-        told(why, &self.endings, crate::failure::FAILED)
+    pub(super) fn unread(&self, why: String) -> Failure {
+        Cause::Unread(why).failure(&self.endings)
     }
 
     /// Kills whatever still runs.

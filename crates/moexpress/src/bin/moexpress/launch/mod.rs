@@ -54,7 +54,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
     let end = job.run(&mut signals, &printer);
     let last = printer.finish(job.patience(), || !signals.pending().is_empty());
     // Of a job that has failed that is what to say.
-    end.and_then(|text| last.map(|()| text).map_err(|unread| job.unread(&unread)))
+    end.and_then(|text| last.map(|()| text).map_err(|why| job.unread(why)))
 }
 
 /// The command of one rank, with what torchrun would set.

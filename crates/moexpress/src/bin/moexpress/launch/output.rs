@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader, Read, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -120,7 +120,7 @@ impl ErrorsOfOne {
 }
 
 /// Why lines were not printed: their reader is gone, or too slow for whoever ended this command.
-pub(super) const UNREAD: &str = "nobody reads the output any more";
+const UNREAD: &str = "nobody reads the output any more";
 
 /// What threads that print have come to.
 #[derive(Default)]
@@ -128,8 +128,8 @@ struct Progress {
     /// Lines that were to be printed, and those of them that were: a slow reader may hold them up.
     begun: AtomicU64,
     printed: AtomicU64,
-    /// A line could not be printed.
-    unread: AtomicBool,
+    /// Why a line could not be printed, the first of them.
+    unread: OnceLock<String>,
     /// All processes have ended.
     ended: AtomicBool,
 }
@@ -137,8 +137,11 @@ struct Progress {
 impl Progress {
     fn print(&self, stream: Stream, line: &[u8]) {
         self.begun.fetch_add(1, Ordering::Relaxed);
-        if stream.print(line).is_err() {
-            self.unread.store(true, Ordering::Relaxed);
+        if let Err(error) = stream.print(line) {
+            let _ = self.unread.set(match error.kind() {
+                io::ErrorKind::BrokenPipe => UNREAD.to_owned(),
+                _ => format!("the output cannot be written: {error}"),
+            });
         }
         self.printed.fetch_add(1, Ordering::Relaxed);
     }
@@ -150,10 +153,6 @@ impl Progress {
     /// Whether a line waits for its reader.
     fn is_printing(&self) -> bool {
         self.begun.load(Ordering::Relaxed) != self.printed()
-    }
-
-    fn is_unread(&self) -> bool {
-        self.unread.load(Ordering::Relaxed)
     }
 }
 
@@ -211,9 +210,9 @@ impl Printer {
         Ok(())
     }
 
-    /// Whether a line could not be printed.
-    pub(super) fn is_unread(&self) -> bool {
-        self.progress.is_unread()
+    /// Why a line could not be printed, if one could not.
+    pub(super) fn unread(&self) -> Option<String> {
+        self.progress.unread.get().cloned()
     }
 
     /// Waits for the last lines of processes that have ended, `patience` for the next to be read, or until `interrupted`.
@@ -245,7 +244,7 @@ impl Printer {
                 ));
             }
         }
-        if progress.is_unread() { Err(UNREAD.to_owned()) } else { Ok(()) }
+        progress.unread.get().map_or(Ok(()), |why| Err(why.clone()))
     }
 }
 
