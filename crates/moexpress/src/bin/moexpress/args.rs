@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -163,7 +164,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,
     /// Tokens of each rank, or of all ranks one by one: 128 or 128,0,64,...
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "128")]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "128", value_parser = number::<u32>(TOKENS))]
     pub(crate) tokens: Vec<u32>,
     #[command(flatten)]
     pub(crate) layer: LayerArgs,
@@ -172,7 +173,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "KIND", default_value = "uniform")]
     pub(crate) routing: RoutingKind,
     /// Each choice is dropped (-1) with this probability
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = number("a number, 0 to 1"))]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = number::<f64>("a number, 0 to 1"))]
     pub(crate) drop: f64,
     /// With --backend sim: order in which things happen [default: explore]
     #[arg(long, value_enum)]
@@ -193,7 +194,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) threads: ThreadsArgs,
     /// What batch and schedule are drawn from; the same seed repeats a run of the simulator exactly
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number::<u64>(SEED))]
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) settings: SettingsArgs,
@@ -385,8 +386,12 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// What is allowed for tokens of a rank, and for seeds.
+const TOKENS: &str = "whole numbers, 0 to 67108864";
+const SEED: &str = "a whole number, 0 to 18446744073709551615";
+
 /// Reads a number; what is none is told what is `allowed`.
-fn number(allowed: &'static str) -> impl Fn(&str) -> Result<f64, String> + Clone {
+fn number<T: FromStr>(allowed: &'static str) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| text.parse().map_err(|_| format!("allowed: {allowed}"))
 }
 
@@ -401,12 +406,14 @@ fn parse_time(text: &str) -> Result<Nanos, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use ep_core::shape::MAX_TOKENS;
 
     use super::*;
 
     #[test]
     fn the_arguments_are_consistent() {
         Cli::command().debug_assert();
+        assert!(TOKENS.ends_with(&MAX_TOKENS.to_string()) && SEED.ends_with(&u64::MAX.to_string()));
     }
 
     #[test]
