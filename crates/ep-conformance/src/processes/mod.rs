@@ -122,6 +122,23 @@ pub(crate) struct InProcesses<P> {
     pub(crate) session: Option<Arc<rank::Session>>,
 }
 
+impl<P: Processes> InProcesses<P> {
+    fn session(&self) -> Result<&rank::Session, String> {
+        self.session.as_deref().ok_or_else(|| "this is no rank's process".to_owned())
+    }
+
+    /// This rank's part of a run.
+    fn part<T>(
+        &self,
+        setup: &Setup,
+        user: &impl AsyncFn(P::Endpoint) -> T,
+        place: Place,
+    ) -> Result<(T, P::Stay), String> {
+        let (endpoint, stay) = self.backend.join(setup, place)?;
+        Ok((self.backend.block_on(user(endpoint)), stay))
+    }
+}
+
 impl<P: Processes> Backend for InProcesses<P> {
     type Endpoint = P::Endpoint;
 
@@ -162,11 +179,7 @@ impl<P: Processes> Backend for InProcesses<P> {
         T: Travels,
         F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
     {
-        let session = self.session.as_ref().ok_or("this is no rank's process")?;
-        session.run(setup, |place| {
-            let (endpoint, stay) = self.backend.join(setup, place)?;
-            Ok((self.backend.block_on(user(endpoint)), stay))
-        })
+        self.session()?.run(setup, |place| self.part(setup, &user, place))
     }
 
     fn run_judged<T, F, V>(
@@ -180,12 +193,7 @@ impl<P: Processes> Backend for InProcesses<P> {
         F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
         V: Travels,
     {
-        let session = self.session.as_ref().ok_or("this is no rank's process")?;
-        let work = |place| {
-            let (endpoint, stay) = self.backend.join(setup, place)?;
-            Ok((self.backend.block_on(user(endpoint)), stay))
-        };
-        session.run_judged(setup, work, judge)
+        self.session()?.run_judged(setup, |place| self.part(setup, &user, place), judge)
     }
 
     fn probe(&self, _: &Setup, _: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {

@@ -1,6 +1,7 @@
 //! The kinds of routing, as text and against a shape.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use ep_core::{Error, Shape};
@@ -29,6 +30,9 @@ pub enum RoutingKind {
     Single,
 }
 
+/// Of Zipf's law. With larger ones all experts but the first few are as rare as they can be.
+const EXPONENTS: RangeInclusive<f64> = 0.0..=1000.0;
+
 const FORMS: &str = "uniform, grouped:G:L, skewed:A or single";
 
 impl RoutingKind {
@@ -39,8 +43,8 @@ impl RoutingKind {
     pub fn check(&self, shape: &Shape) -> Result<(), Error> {
         match *self {
             Self::Uniform | Self::Single => Ok(()),
-            Self::Skewed { exponent } if exponent.is_finite() && exponent >= 0.0 => Ok(()),
-            Self::Skewed { exponent } => Err(Error::invalid("exponent A of skewed:A", exponent, "0 or more")),
+            Self::Skewed { exponent } if EXPONENTS.contains(&exponent) => Ok(()),
+            Self::Skewed { exponent } => Err(Error::invalid("exponent A of skewed:A", exponent, "0 to 1000")),
             Self::Grouped { groups, limit } => {
                 let experts = shape.experts();
                 if groups == 0 || !experts.is_multiple_of(groups) {
@@ -88,8 +92,8 @@ impl FromStr for RoutingKind {
             },
             ["grouped", ..] => Err(refuse("grouped:G:L, for example grouped:8:4")),
             ["skewed", exponent] => match exponent.parse::<f64>() {
-                Ok(exponent) if exponent.is_finite() && exponent >= 0.0 => Ok(Self::Skewed { exponent }),
-                _ => Err(refuse("skewed:A with A 0 or more, for example skewed:1.2")),
+                Ok(exponent) if EXPONENTS.contains(&exponent) => Ok(Self::Skewed { exponent }),
+                _ => Err(refuse("skewed:A with A 0 to 1000, for example skewed:1.2")),
             },
             ["skewed", ..] => Err(refuse("skewed:A, for example skewed:1.2")),
             _ => Err(refuse(FORMS)),
@@ -114,7 +118,8 @@ mod tests {
         assert_eq!(error("zipf"), "routing is \"zipf\", allowed: uniform, grouped:G:L, skewed:A or single");
         assert_eq!(error("grouped:8"), "routing is \"grouped:8\", allowed: grouped:G:L, for example grouped:8:4");
         assert!(error("grouped:8:-1").contains("two whole numbers"));
-        assert!(error("skewed:-1").contains("A 0 or more") && error("skewed:nan").contains("A 0 or more"));
+        assert!(error("skewed:1e308").contains("A 0 to 1000"));
+        assert!(error("skewed:-1").contains("A 0 to 1000") && error("skewed:nan").contains("A 0 to 1000"));
     }
 
     #[test]

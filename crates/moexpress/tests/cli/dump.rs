@@ -110,10 +110,12 @@ fn a_dump_holds_what_the_oracle_says() {
 }
 
 #[test]
-fn a_dump_that_cannot_be_written_fails_the_run() {
+fn a_dump_that_cannot_be_written_is_refused_before_the_run() {
     let dir = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir(dir.path().join("rank0.safetensors")).expect("an obstacle");
+    std::fs::create_dir(dir.path().join("rank1.safetensors")).expect("an obstacle");
     let line = "run --ranks-per-node 2 --tokens 3 --hidden 16 --dump";
-    let failure = moexpress_with(line, &[dir.path().to_str().expect("a printable path")]).failure();
-    assert!(failure.contains("cannot write ") && failure.contains("rank0.safetensors"), "{failure}");
+    let refusal = moexpress_with(line, &[dir.path().to_str().expect("a printable path")]).refusal();
+    assert!(refusal.contains("cannot create ") && refusal.contains("rank1.safetensors: Is a directory"), "{refusal}");
+    let refusal = moexpress_with(line, &["/dev/null"]).refusal();
+    assert!(refusal.contains("--dump is /dev/null, a file, allowed: a directory"), "{refusal}");
 }

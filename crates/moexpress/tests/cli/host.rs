@@ -140,7 +140,7 @@ fn a_far_transport_that_cannot_be_is_refused_with_the_reason() {
 #[test]
 fn several_nodes_are_verified_over_the_loop() {
     let two = "run --backend host --nodes 2 --ranks-per-node 2";
-    for more in ["--far-rate 1 --far-latency 20us", "--far-lanes one --mode low-latency"] {
+    for more in ["--far-rate 1 --far-latency 20us", "--far-lanes one --mode low-latency", "--far-latency 0s"] {
         let run = moexpress(&format!("{two} {LAYER} --far loop {more} --json")).json();
         verified(&run);
         assert!(run["bytes_far"].as_u64().is_some_and(|bytes| bytes > 0), "{run}");

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,6 +47,32 @@ fn wait_for(what: &str, condition: impl Fn() -> bool) {
         assert!(start.elapsed() < LONG, "{what}");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The exit code of a command that ends in time. Whatever comes of it, the command does not go on.
+fn ends(child: &mut Child) -> Option<i32> {
+    let start = Instant::now();
+    let mut ended = None;
+    while ended.is_none() && start.elapsed() < LONG {
+        thread::sleep(Duration::from_millis(10));
+        ended = child.try_wait().unwrap();
+    }
+    let _ = child.kill();
+    ended.and_then(|ended| ended.code())
+}
+
+/// A script that starts what escapes from its group, writes for ever, and leaves its number in a file.
+fn escape(number: &Path) -> String {
+    format!(
+        "setsid sh -c 'echo $$ >{0}; exec yes' & while [ ! -s {0} ]; do sleep 0.01; done; sleep 0.1",
+        number.display()
+    )
+}
+
+/// Ends what escaped, which has ended by itself where nobody reads its output any more.
+fn end_escaped(number: &Path) {
+    let number = fs::read_to_string(number).unwrap();
+    let _ = Command::new("kill").args(["-9", number.trim()]).stderr(Stdio::null()).status();
 }
 
 #[test]
@@ -260,7 +287,9 @@ fn signals_are_passed_on_and_end_everything() {
 fn when_nobody_reads_the_output_everything_ends() {
     let mut child = start("-n 2", "while true; do echo line; sleep 0.01; done");
     drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stderr.starts_with(b"error: nobody reads the output any more; "), "{output:?}");
 }
 
 #[test]
@@ -286,7 +315,8 @@ fn all_lines_reach_a_slow_reader_and_unread_ones_are_a_failure() {
     assert_eq!(String::from_utf8_lossy(&slow.stdout).trim(), "20000", "{slow:?}");
     let full = shell(format!("{program} launch -n 2 -- echo here >/dev/full"));
     assert_eq!(full.status.code(), Some(1), "{full:?}");
-    assert!(String::from_utf8_lossy(&full.stderr).contains("nobody reads the output any more"), "{full:?}");
+    let said = "error: the output cannot be written: No space left on device";
+    assert!(String::from_utf8_lossy(&full.stderr).starts_with(said), "{full:?}");
 }
 
 /// What `nohup` has ignored stays so.
@@ -320,24 +350,53 @@ fn all_lines_reach_a_slow_reader_of_a_stream_that_does_not_block() {
 fn what_escaped_and_goes_on_writing_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let escaped = folder.path().join("escaped");
-    let script = format!(
-        "setsid sh -c 'echo $$ >{0}; exec yes' & while [ ! -s {0} ]; do sleep 0.01; done; sleep 0.1",
-        escaped.display()
-    );
+    let script = escape(&escaped);
     let mut child = command("-n 1", &script).stdout(Stdio::null()).spawn().expect("the binary runs");
-    let start = Instant::now();
-    let mut ended = None;
-    while ended.is_none() && start.elapsed() < LONG {
-        thread::sleep(Duration::from_millis(10));
-        ended = child.try_wait().unwrap();
-    }
-    // Whatever came of it, nothing of this test goes on.
-    let _ = child.kill();
+    let ended = ends(&mut child);
     child.wait().unwrap();
-    let escaped = fs::read_to_string(escaped).unwrap();
-    // It has ended by itself where nobody reads its output any more.
-    let _ = Command::new("kill").args(["-9", escaped.trim()]).stderr(Stdio::null()).status();
-    assert_eq!(ended.expect("it ends").code(), Some(0));
+    end_escaped(&escaped);
+    assert_eq!(ended, Some(0));
+}
+
+/// A reader that takes the lines of what escaped one by one would be served for hours.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_escaped_is_not_waited_for_where_the_reader_is_slow() {
+    let folder = tempfile::tempdir().unwrap();
+    let escaped = folder.path().join("escaped");
+    let script = escape(&escaped);
+    let mut child = start("-n 1", &script);
+    let mut output = child.stdout.take().unwrap();
+    let reader = thread::spawn(move || {
+        let mut some = [0; 64];
+        while output.read(&mut some).is_ok_and(|read| read > 0) {
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let ended = ends(&mut child);
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    end_escaped(&escaped);
+    assert_eq!(ended, Some(1), "{said}");
+    assert!(
+        said.contains("error: the last lines were not read within 10s, and what has left the job goes on"),
+        "{said}"
+    );
+    drop(reader);
+}
+
+/// Nor does it wait for whoever does not read its own words.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_is_passed_on_where_nobody_reads_what_is_said_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let mut child = start("-n 1", &format!("touch {}; yes >&2", ready.display()));
+    wait_for("it writes", || ready.exists());
+    thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    let ended = ends(&mut child);
+    child.wait().unwrap();
+    assert_eq!(ended, Some(130));
 }
 
 /// A process on the only core may run before the command, which started it, does anything more.

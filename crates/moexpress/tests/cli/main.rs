@@ -11,7 +11,6 @@ mod dump;
 #[cfg(target_os = "linux")]
 mod host;
 mod input;
-#[cfg(unix)]
 mod launch;
 mod links;
 mod low_latency;

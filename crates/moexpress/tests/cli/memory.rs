@@ -46,9 +46,16 @@ fn what_exceeds_the_machine_is_refused_with_value_limit_and_remedy() {
             "run --tokens 1 --slots 1048576 --channels 64 --ranks-per-node 64",
             ["a run of 64 ranks is about ", "the simulator "],
         ),
+        (
+            "run --schedule timed --elide-payload --nodes 2048 --experts 16384 --tokens 1",
+            ["a run of 16384 ranks is about ", "has left; fewer --tokens or ranks\n"],
+        ),
         ("tune --tokens 60000000", ["timed runs of 8 ranks is about ", "fewer --tokens"]),
+        ("compare deepep", ["memory of 8 simulated ranks is about ", "what this machine has left"]),
     ] {
-        let refusal = moexpress_with_env(line, &[("MOEXPRESS_MEMORY", "68719476736")]).refusal();
+        // Eight simulated ranks take little.
+        let memory = if line.starts_with("compare") { "1000" } else { "68719476736" };
+        let refusal = moexpress_with_env(line, &[("MOEXPRESS_MEMORY", memory)]).refusal();
         assert!(says.iter().all(|part| refusal.contains(part)), "{line}: {refusal}");
     }
 }

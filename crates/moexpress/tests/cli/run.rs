@@ -1,6 +1,6 @@
 //! `moexpress run` on made batches.
 
-use crate::{moexpress, moexpress_with};
+use crate::{moexpress, moexpress_with, moexpress_with_env};
 
 #[test]
 fn without_options_it_verifies_an_example() {
@@ -116,6 +116,12 @@ fn bad_values_are_refused_with_their_limit() {
         ("--hidden 0", "hidden is 0, allowed: 1 to 65536"),
         ("--tokens 1,2,3", "number of --tokens is 3, allowed: one number, or one for each of the 8 ranks"),
         ("--drop 2", "drop is 2, allowed: 0 to 1"),
+        ("--drop -1", "drop is -1, allowed: 0 to 1"),
+        ("--seed -1", "'-1' for '--seed <SEED>': allowed: a whole number, 0 to 18446744073709551615"),
+        ("--tokens -1", "'-1' for '--tokens <N[,N...]>': allowed: whole numbers, 0 to 67108864"),
+        ("--tokens 1,2,", "'' for '--tokens <N[,N...]>': allowed: whole numbers, 0 to 67108864"),
+        ("--schedule timed --threads 0", "'0' for '--threads <N>': allowed: a whole number, 1 or more"),
+        ("--routing skewed:1e308", "skewed:A with A 0 to 1000"),
         ("--drop NaN", "drop is NaN, allowed: 0 to 1"),
         ("--drop half", "'half' for '--drop <P>': allowed: a number, 0 to 1"),
         ("--routing zipf", "routing is \"zipf\", allowed: uniform, grouped:G:L, skewed:A or single"),
@@ -176,18 +182,75 @@ fn lanes_between_nodes_share_queues_as_asked() {
 fn a_full_disk_leaves_no_half_of_a_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().to_str().expect("a printable path");
-    // Files may grow to 16 KiB; whoever writes more is told so instead of ended.
-    let script = format!(
-        "ulimit -f 16; trap '' XFSZ; exec {} run --ranks-per-node 2 --tokens 64 --dump {path}",
-        env!("CARGO_BIN_EXE_moexpress")
-    );
-    let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && told.contains("cannot write ") && told.contains("rank0"), "{told}");
-    assert_eq!(std::fs::read_dir(path).expect("a directory").count(), 0, "nothing is left behind");
+    // Files may grow to 16 blocks. Whoever writes more is told so, or ended by a signal that is not ignored.
+    for (trap, option, name) in [
+        ("trap '' XFSZ;", "--dump", ""),
+        ("", "--dump", ""),
+        ("", "--html", "/page.html"),
+        ("", "--trace", "/run.trace.json"),
+    ] {
+        let script = format!(
+            "ulimit -f 16; {trap} exec {} run --ranks-per-node 2 --tokens 64 {option} {path}{name}",
+            env!("CARGO_BIN_EXE_moexpress")
+        );
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(told.contains(&format!("error: cannot write {path}/")) && told.contains("File too large"), "{told}");
+        assert_eq!(std::fs::read_dir(path).expect("a directory").count(), 0, "nothing is left behind");
+    }
     let full = moexpress("run --ranks-per-node 2 --tokens 4 --html /dev/full");
     assert_eq!(full.0.status.code(), Some(1));
     assert!(full.stderr().contains("cannot write /dev/full: No space left"), "{}", full.stderr());
+}
+
+/// What cannot be written is told before a run, and what is there is kept where the run fails.
+#[test]
+fn files_stay_as_they_are_until_they_are_written() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a printable path").to_owned();
+    let (folder, new) = (path("folder"), path("new/"));
+    std::fs::create_dir(&folder).expect("a folder");
+    for option in ["--html", "--trace"] {
+        for (name, told) in [(&folder, "Is a directory"), (&new, "Is a directory"), (&path("none/below"), "directory")]
+        {
+            let refusal = moexpress_with(&format!("run {option}"), &[name]).refusal();
+            assert!(refusal.contains(&format!("cannot create {name}: ")) && refusal.contains(told), "{refusal}");
+        }
+    }
+    let old = path("rank0.safetensors");
+    std::fs::write(&old, "before").expect("a file");
+    std::os::unix::fs::symlink(&old, path("rank1.safetensors")).expect("a link");
+    let dump = path("");
+    let fails = "run --ranks-per-node 2 --tokens 9,5000 --deadline 1ns --dump";
+    assert!(moexpress_with(fails, &[&dump]).failure().contains("operation 1 failed"));
+    assert!(moexpress_with("run --html", &[&old, "--trace", &folder]).refusal().contains("Is a directory"));
+    assert_eq!(std::fs::read_to_string(&old).expect("a file"), "before");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 3, "nothing is left behind");
+}
+
+/// A stack that no machine has room for: no thread can be started.
+#[test]
+fn a_run_needs_no_thread() {
+    const STACK: (&str, &str) = ("RUST_MIN_STACK", "1125899906842624");
+    let line = "run --ranks-per-node 2 --tokens 4 --hidden 16";
+    assert!(moexpress_with_env(line, &[STACK]).success().contains("VERIFIED"));
+    for line in [
+        "run --ranks-per-node 2 --tokens 4 --hidden 16 --backend host",
+        "launch -n 1 -- true",
+        "bench --backend host --ranks 2 --tokens 4 --hidden 16 --mode throughput",
+    ] {
+        let failure = moexpress_with_env(line, &[STACK]).failure();
+        assert!(failure.contains("error: ") && !failure.contains("panicked"), "{line}: {failure}");
+    }
+    for line in ["tune --ranks-per-node 2 --tokens 4 --hidden 16 --budget 10000", "compare deepep --up-to 8"] {
+        let done = moexpress_with_env(line, &[STACK]);
+        assert!(
+            matches!(done.0.status.code(), Some(0..=2)) && !done.stderr().contains("panicked"),
+            "{}",
+            done.stderr()
+        );
+    }
 }
 
 #[test]

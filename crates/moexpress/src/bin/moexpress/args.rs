@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -91,13 +92,14 @@ pub(crate) enum Command {
     /// its standard input. Its output is printed line by line, with its rank in front; an error that several processes report, word
     /// for word, once. SIGINT and SIGTERM are passed on.
     ///
-    /// What is still there of the job when this command is killed is ended, too.
+    /// What is still there of the job when this command is killed is ended, too. Once all have ended, a line waits for its reader
+    /// for 10 minutes, after a signal for 5 s; where something has left its process group and holds the output open, all
+    /// lines together for 10 s.
     ///
     /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
     /// that failed, 128 + signal if a signal ended it or this command.
     Launch(LaunchArgs),
     /// Part of launch: ends the processes whose numbers it reads when nobody writes any more.
-    #[cfg(unix)]
     #[command(hide = true)]
     Guard(GuardArgs),
 }
@@ -110,6 +112,7 @@ pub(crate) struct DoctorArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct LaunchArgs {
     /// Processes in all
     #[arg(short, long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -132,7 +135,6 @@ pub(crate) struct LaunchArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-#[cfg(unix)]
 #[derive(Args, Debug)]
 pub(crate) struct GuardArgs {
     /// How long processes that are told to end may take before they are killed
@@ -141,6 +143,7 @@ pub(crate) struct GuardArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct RunArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = Backend::Sim)]
@@ -161,7 +164,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,
     /// Tokens of each rank, or of all ranks one by one: 128 or 128,0,64,...
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "128")]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "128", value_parser = number::<u32>(TOKENS))]
     pub(crate) tokens: Vec<u32>,
     #[command(flatten)]
     pub(crate) layer: LayerArgs,
@@ -170,7 +173,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "KIND", default_value = "uniform")]
     pub(crate) routing: RoutingKind,
     /// Each choice is dropped (-1) with this probability
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = number("a number, 0 to 1"))]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = number::<f64>("a number, 0 to 1"))]
     pub(crate) drop: f64,
     /// With --backend sim: order in which things happen [default: explore]
     #[arg(long, value_enum)]
@@ -191,7 +194,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) threads: ThreadsArgs,
     /// What batch and schedule are drawn from; the same seed repeats a run of the simulator exactly
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number::<u64>(SEED))]
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) settings: SettingsArgs,
@@ -213,6 +216,7 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,
@@ -362,7 +366,8 @@ pub(crate) fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn parse_time(text: &str) -> Result<Nanos, String> {
+/// A time that is allowed to be none at all.
+fn parse_duration(text: &str) -> Result<Duration, String> {
     let form = "a number and ns, us, ms, s or min, for example 500ms";
     let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(|| format!("no unit, allowed: {form}"))?;
     let (number, unit) = text.split_at(unit_at);
@@ -376,30 +381,39 @@ fn parse_time(text: &str) -> Result<Nanos, String> {
     };
     let number: u64 = number.parse().map_err(|_| format!("allowed: {form}"))?;
     match number.checked_mul(nanos) {
-        Some(0) => Err("allowed: more than 0".to_owned()),
-        Some(nanos) => Ok(Nanos(nanos)),
+        Some(nanos) => Ok(Duration::from_nanos(nanos)),
         None => Err("allowed: less than 585 years".to_owned()),
     }
 }
 
+/// What is allowed for tokens of a rank, and for seeds.
+const TOKENS: &str = "whole numbers, 0 to 67108864";
+const SEED: &str = "a whole number, 0 to 18446744073709551615";
+
 /// Reads a number; what is none is told what is `allowed`.
-fn number(allowed: &'static str) -> impl Fn(&str) -> Result<f64, String> + Clone {
+fn number<T: FromStr>(allowed: &'static str) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| text.parse().map_err(|_| format!("allowed: {allowed}"))
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    parse_time(text).map(|Nanos(nanos)| Duration::from_nanos(nanos))
+/// A time within which something is to come to pass.
+fn parse_time(text: &str) -> Result<Nanos, String> {
+    match parse_duration(text)?.as_nanos() {
+        0 => Err("allowed: more than 0".to_owned()),
+        nanos => Ok(Nanos(nanos as u64)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use ep_core::shape::MAX_TOKENS;
 
     use super::*;
 
     #[test]
     fn the_arguments_are_consistent() {
         Cli::command().debug_assert();
+        assert!(TOKENS.ends_with(&MAX_TOKENS.to_string()) && SEED.ends_with(&u64::MAX.to_string()));
     }
 
     #[test]
@@ -409,6 +423,7 @@ mod tests {
         assert_eq!(parse_time("2 min"), Ok(Nanos::from_secs(120)));
         assert!(parse_time("60").unwrap_err().contains("500ms"));
         assert!(parse_time("0s").unwrap_err().contains("more than 0"));
+        assert_eq!(parse_duration("0s"), Ok(Duration::ZERO));
         assert!(parse_time("99999999999999999999s").is_err() && parse_time("-1s").is_err() && parse_time("").is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! Writes what each rank had, received and got back.
 
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use ep_conformance::arrival::split;
@@ -15,33 +16,30 @@ use safetensors::{Dtype, SafeTensorError};
 
 use crate::failure::Failure;
 use crate::rank::Saw;
-use crate::whole::{Whole, cannot_write};
+use crate::whole::Whole;
 
-/// Creates the directory of `--dump`, before a run whose results would be lost.
-pub(crate) fn create(dir: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(dir)
-        .map_err(|error| Failure::bad_input(format_args!("cannot create {}: {error}", dir.display())))
+/// Creates the directory of `--dump`, and sees to it that the files of all ranks can be written, before a run whose results would be lost.
+pub(crate) fn create(dir: &Path, ranks: usize) -> Result<Vec<Whole>, Failure> {
+    let shown = dir.display();
+    if dir.exists() && !dir.is_dir() {
+        return Err(Failure::bad_input(format_args!("--dump is {shown}, a file, allowed: a directory")));
+    }
+    fs::create_dir_all(dir).map_err(|error| Failure::bad_input(format_args!("cannot create {shown}: {error}")))?;
+    (0..ranks).map(|rank| Whole::create(&dir.join(format!("rank{rank}.safetensors")))).collect()
 }
 
 /// Writes `rank{r}.safetensors`.
-pub(crate) fn write(
-    dir: &Path,
-    rank: usize,
-    shape: &Shape,
-    topology: &Topology,
-    batch: &Batch,
-    saw: &Saw,
-) -> Result<(), Failure> {
-    let path = dir.join(format!("rank{rank}.safetensors"));
-    let fail = |error: SafeTensorError| cannot_write(&path, &error);
+pub(crate) fn write(file: Whole, shape: &Shape, topology: &Topology, batch: &Batch, saw: &Saw) -> Result<(), Failure> {
     let mut tensors = inputs(shape, batch);
     match saw {
         Saw::Throughput(seen) => tensors.extend(throughput(shape, batch, seen)),
         Saw::LowLatency(seen) => tensors.extend(low_latency(shape, topology, batch, seen)),
     }
-    let views: Result<Vec<_>, _> = tensors.iter().map(|tensor| Ok((tensor.name, tensor.view()?))).collect();
-    let bytes = safetensors::serialize(views.map_err(fail)?, None).map_err(fail)?;
-    Whole::begin(&path).map_err(|error| cannot_write(&path, &error))?.write(&bytes)
+    file.write_with(|file| {
+        let views: Result<Vec<_>, _> = tensors.iter().map(|tensor| Ok((tensor.name, tensor.view()?))).collect();
+        let bytes = views.and_then(|views| safetensors::serialize(views, None));
+        file.write_all(&bytes.map_err(io::Error::other)?)
+    })
 }
 
 struct Tensor {

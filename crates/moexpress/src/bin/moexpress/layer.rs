@@ -52,6 +52,16 @@ impl From<Error> for Stopped {
     }
 }
 
+impl Stopped {
+    /// Why a cluster cannot be built whose settings fit the layer: what is left to refuse is their memory.
+    pub(crate) fn of_build(error: Error) -> Self {
+        match error {
+            Error::Invalid { .. } => Self::Memory(error.to_string()),
+            other => other.into(),
+        }
+    }
+}
+
 impl Times {
     pub(crate) fn of(ranks: &[[Nanos; 2]], events: u64) -> Self {
         let each = |at: usize| ranks.iter().map(move |times| times[at].0);
@@ -64,11 +74,7 @@ impl Times {
 impl Layer<'_> {
     pub(crate) fn time(&self) -> Result<Times, Stopped> {
         let builder = timed::cluster(&self.shape, &self.topology, &self.settings, self.model)?;
-        let cluster = builder.max_events(self.max_events).build(self.shape).map_err(|error| match error {
-            // The settings fit the layer: what is left to refuse is their memory.
-            Error::Invalid { .. } => Stopped::Memory(error.to_string()),
-            other => other.into(),
-        })?;
+        let cluster = builder.max_events(self.max_events).build(self.shape).map_err(Stopped::of_build)?;
         let run =
             cluster.run_on(self.threads, async |ep| self.rank(ep).await).map_err(|violation| match violation {
                 Violation::Livelock(_) => Stopped::Events,

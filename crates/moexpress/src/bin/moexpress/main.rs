@@ -4,6 +4,9 @@
 //!
 //! Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input. Those of `launch` are its processes'.
 
+#[cfg(not(unix))]
+compile_error!("the command needs Unix, the library does not: build it without the feature cli");
+
 mod args;
 mod backend;
 mod bench;
@@ -28,7 +31,7 @@ mod traffic;
 mod tune;
 mod whole;
 
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -48,6 +51,8 @@ fn main() -> ExitCode {
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter);
     logs.with_span_events(FmtSpan::CLOSE).with_writer(io::stderr).init();
+    // Without it such a file ends this program, as it ends others.
+    let _ = launch::survive_large_files();
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
@@ -58,15 +63,13 @@ fn main() -> ExitCode {
         Command::Completions { shell } => Ok(manual::completions(shell)),
         Command::Man => manual::page(),
         Command::Launch(args) => launch::launch(&args),
-        #[cfg(unix)]
         Command::Guard(args) => launch::guard(&args),
     };
     match outcome {
         Ok(text) => print(&text, ExitCode::SUCCESS),
         Err(Failure { text, report, code }) => {
             let code = print(&report, ExitCode::from(code));
-            // Nothing is left to tell when stderr is gone, too.
-            let _ = writeln!(io::stderr(), "error: {text}");
+            show::complain(&format!("error: {text}"));
             code
         }
     }
@@ -80,7 +83,7 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
     }
     match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let _ = writeln!(io::stderr(), "error: cannot write the result: {error}");
+            show::complain(&format!("error: cannot write the result: {error}"));
             ExitCode::from(failure::FAILED)
         }
         _ => code,

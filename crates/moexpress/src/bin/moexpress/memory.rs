@@ -10,8 +10,9 @@ use ep_core::{Error, Layout, Settings, Shape, Topology};
 use crate::args::{Backend, ModelName};
 use crate::backend::{Timing, simulator, timed};
 
-/// What makes a run smaller.
+/// What makes a run smaller, and one that has no payload already.
 const REMEDY: &str = "fewer --tokens, ranks or --hidden; of large layers times only: --schedule timed --elide-payload";
+const REMEDY_ELIDED: &str = "fewer --tokens or ranks";
 /// Pages that a row without payload touches, and their size.
 const BARE_ROW: u64 = 3 * 256;
 /// Bytes of a choice: expert and weight.
@@ -69,7 +70,8 @@ impl Needs<'_> {
     /// Refuses a run that takes more than there is, before anything is taken.
     pub(crate) fn admit(&self) -> Result<Estimate, Error> {
         let estimate = self.estimate()?;
-        ep_memory::admit(&estimate, format_args!("a run of {} ranks", self.topology.ranks()), REMEDY)?;
+        let remedy = if self.timing.is_some_and(|timing| timing.elide_payload) { REMEDY_ELIDED } else { REMEDY };
+        ep_memory::admit(&estimate, format_args!("a run of {} ranks", self.topology.ranks()), remedy)?;
         Ok(estimate)
     }
 }

@@ -33,24 +33,36 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
     progress.set_message("batches");
     let launched = args.processes.then(|| launched(args.backend)).transpose()?;
     let task = Task::of(args, launched).map_err(Failure::bad_input)?;
-    if let Some(dir) = &args.dump {
-        dump::create(dir)?;
-    }
-    let trace = args.trace.as_ref().map(|path| Ok((Whole::create(path)?, path))).transpose()?;
-    let html = if task.reports() { args.html.create()? } else { None };
+    let outputs = if task.reports() { Outputs::create(args, &task.topology)? } else { Outputs::default() };
+    let trace = args.trace.as_deref().map(Whole::create).transpose()?;
     progress.set_length(u64::from(task.topology.ranks()) * STEPS + 1);
     progress.set_message("moving rows");
     let job = task.job(args, trace.is_some());
     let ran = match backend::run(args.backend, &job, &|| progress.inc(1)) {
         Ok(Some(ran)) => ran,
         Ok(None) => return Ok(String::new()),
-        Err(failure) => return task.explain(args, failure, html),
+        Err(failure) => return task.explain(args, failure, outputs.html),
     };
-    if let Some((file, path)) = trace {
-        traces::write(file, path, &ran.records)?;
+    if let Some(file) = trace {
+        traces::write(file, &ran.records)?;
     }
     progress.set_message("verifying");
-    task.judge(args, ran, html)
+    task.judge(args, ran, outputs)
+}
+
+/// What the rank that reports writes to files.
+#[derive(Default)]
+struct Outputs {
+    /// `[ranks]`; empty where no dump is asked for.
+    dump: Vec<Whole>,
+    html: Option<Whole>,
+}
+
+impl Outputs {
+    fn create(args: &RunArgs, topology: &Topology) -> Result<Self, Failure> {
+        let dump = args.dump.as_deref().map(|dir| dump::create(dir, topology.ranks() as usize));
+        Ok(Self { dump: dump.transpose()?.unwrap_or_default(), html: args.html.create()? })
+    }
 }
 
 /// Everything that is known before the run.
@@ -136,7 +148,8 @@ impl Task {
     }
 
     /// Holds what came against the oracle, writes the dump, and reports.
-    fn judge(&self, args: &RunArgs, ran: Ran, html: Option<Whole>) -> Result<String, Failure> {
+    fn judge(&self, args: &RunArgs, ran: Ran, outputs: Outputs) -> Result<String, Failure> {
+        let Outputs { dump, html } = outputs;
         let events = ran.events;
         let accounts = match whole(ran) {
             Ok(accounts) => accounts,
@@ -144,10 +157,8 @@ impl Task {
         };
         let measured = self.measure(&accounts);
         let saw: Vec<Saw> = accounts.into_iter().map(|account| account.saw).collect();
-        if let Some(dir) = &args.dump {
-            for (rank, (batch, saw)) in self.batches.iter().zip(&saw).enumerate() {
-                dump::write(dir, rank, &self.shape, &self.topology, batch, saw)?;
-            }
+        for (file, (batch, saw)) in dump.into_iter().zip(self.batches.iter().zip(&saw)) {
+            dump::write(file, &self.shape, &self.topology, batch, saw)?;
         }
         let verdict = self.verify(saw).map_err(|mismatch| format!("not verified: {mismatch}"));
         publish(&self.report(args, events, Some(measured), verdict), html)
@@ -412,7 +423,7 @@ mod tests {
         let task = Task::of(&args, None).unwrap();
         let mut ran = backend::simulated(&task.job(&args, false), &|| ()).unwrap();
         spoil(&mut ran);
-        task.judge(&args, ran, None)
+        task.judge(&args, ran, Outputs::default())
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Numbers as people read them, and how far the work is.
 
+use std::io;
+use std::thread;
 use std::time::Duration;
 
 use ep_core::memory::Size;
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, write};
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn count(value: u64) -> String {
@@ -36,6 +40,34 @@ pub(crate) fn plural(value: u64, what: &str) -> String {
     format!("{} {what}{s}", count(value))
 }
 
+/// How long a full stderr may take to have room again.
+const PATIENCE: Timespec = Timespec { tv_sec: 3, tv_nsec: 0 };
+/// A pipe that can be written to has room for as much.
+const PART: usize = 4096;
+
+/// Says something on stderr. Where that is full, and nobody reads it, it stays unsaid: whoever is stuck there keeps nobody else,
+/// nor does a thread that waits for the same reader with the stream locked.
+pub(crate) fn complain(text: &str) {
+    let (stderr, line) = (io::stderr(), format!("{text}\n"));
+    let mut rest = line.as_bytes();
+    while !rest.is_empty() {
+        let written = match poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], Some(&PATIENCE)) {
+            Ok(0) => return,
+            Ok(_) => write(&stderr, &rest[..rest.len().min(PART)]),
+            Err(error) => Err(error),
+        };
+        match written {
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // Nothing is left to tell when stderr is gone, too.
+            Err(_) => return,
+        }
+    }
+}
+
+/// How often a bar is drawn anew while nothing gets on.
+const TICK: Duration = Duration::from_millis(200);
+
 /// A bar on stderr where that is a terminal.
 pub(crate) fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg:<12} {wide_bar} {percent:>3} % {elapsed}");
@@ -43,8 +75,23 @@ pub(crate) fn progress_bar() -> ProgressBar {
     if let Ok(style) = style {
         bar.set_style(style);
     }
-    bar.enable_steady_tick(Duration::from_millis(200));
+    if !bar.is_hidden() {
+        tick(&bar);
+    }
     bar
+}
+
+/// Draws a bar anew until it is finished. The bar's own ticker panics where no thread can be started: here the bar then moves
+/// with the steps alone.
+fn tick(bar: &ProgressBar) {
+    let bar = bar.downgrade();
+    let ticks = move || {
+        while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            bar.tick();
+            thread::sleep(TICK);
+        }
+    };
+    let _ = thread::Builder::new().name("progress".to_owned()).spawn(ticks);
 }
 
 #[cfg(test)]

@@ -3,17 +3,15 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
 
 use ep_core::trace::{Record, perfetto};
 
 use crate::failure::Failure;
-use crate::whole::{Whole, cannot_write};
+use crate::whole::Whole;
 
 /// Writes `records` as a Chrome trace.
-pub(crate) fn write(mut file: Whole, path: &Path, records: &[Record]) -> Result<(), Failure> {
-    write_to(file.file(), records).map_err(|error| cannot_write(path, &error))?;
-    file.keep()
+pub(crate) fn write(file: Whole, records: &[Record]) -> Result<(), Failure> {
+    file.write_with(|file| write_to(file, records))
 }
 
 fn write_to(file: &mut File, records: &[Record]) -> io::Result<()> {

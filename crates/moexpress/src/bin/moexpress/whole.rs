@@ -1,69 +1,80 @@
 //! Files that exist whole or not at all: a full disk leaves no half of one behind.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
 
-/// A file that appears under its name when it is [kept](Whole::keep).
+/// A file that will be written: all of it at once, or what has its name stays as it is.
 #[derive(Debug)]
 pub(crate) struct Whole {
     path: PathBuf,
-    out: Out,
-}
-
-#[derive(Debug)]
-enum Out {
-    /// Beside its name.
-    Beside(NamedTempFile),
-    /// What is no file, a pipe or a link for instance: it stays what it is.
-    There(File),
+    /// What is no file, a pipe or a link for instance: it stays what it is, and is open until it is written.
+    there: Option<File>,
 }
 
 impl Whole {
-    /// Begins a file, before the work whose outcome would be lost where it cannot be written.
+    /// Sees to it that the file can be written, before the work whose outcome would be lost otherwise. Nothing is changed.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
         let fail = |error| Failure::bad_input(format_args!("cannot create {}: {error}", path.display()));
-        Self::begin(path).map_err(fail)
+        let there = try_out(path).map_err(fail)?;
+        Ok(Self { path: path.to_owned(), there })
     }
 
-    /// Begins a file after the work.
-    pub(crate) fn begin(path: &Path) -> io::Result<Self> {
-        let there = path.symlink_metadata();
-        let special = there.as_ref().is_ok_and(|data| !data.is_file());
-        let out = if special { Out::There(File::create(path)?) } else { Out::Beside(beside(path)?) };
-        if let (Out::Beside(file), Ok(there)) = (&out, there) {
-            // Who may read it does not change.
-            file.as_file().set_permissions(there.permissions())?;
-        }
-        Ok(Self { path: path.to_owned(), out })
+    /// Writes all of it.
+    pub(crate) fn write(self, bytes: &[u8]) -> Result<(), Failure> {
+        self.write_with(|file| file.write_all(bytes))
     }
 
-    /// The file, to be written.
-    pub(crate) fn file(&mut self) -> &mut File {
-        match &mut self.out {
-            Out::Beside(file) => file.as_file_mut(),
-            Out::There(file) => file,
-        }
-    }
-
-    /// Gives the file its name.
-    pub(crate) fn keep(self) -> Result<(), Failure> {
-        let kept = match self.out {
-            Out::Beside(file) => file.persist(&self.path).map(drop).map_err(|error| error.error),
-            Out::There(_) => Ok(()),
+    /// Has `write` write all of it.
+    pub(crate) fn write_with(self, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), Failure> {
+        let written = match self.there {
+            Some(file) => overwrite(file, write),
+            None => replace(&self.path, write),
         };
-        kept.map_err(|error| cannot_write(&self.path, &error))
+        written.map_err(|error| cannot_write(&self.path, &error))
     }
+}
 
-    /// Writes all of it, and keeps it.
-    pub(crate) fn write(mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.file().write_all(bytes).map_err(|error| cannot_write(&self.path, &error))?;
-        self.keep()
+/// Whether a file can be written: by its permissions, and beside it. What is no file comes back open.
+fn try_out(path: &Path) -> io::Result<Option<File>> {
+    match path.symlink_metadata() {
+        Ok(data) if data.is_file() => {
+            File::options().write(true).open(path)?;
+            beside(path)?;
+            Ok(None)
+        }
+        Ok(_) => File::options().write(true).create(true).truncate(false).open(path).map(Some),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            File::create_new(path)?;
+            fs::remove_file(path)?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
+}
+
+/// Writes to what stays what it is.
+fn overwrite(mut file: File, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    // A pipe has no length, a file at the end of a link has.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    write(&mut file)
+}
+
+/// Writes a file, and gives it its name once it is whole.
+fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let mut file = beside(path)?;
+    if let Ok(there) = path.symlink_metadata() {
+        // Who may read it does not change.
+        file.as_file().set_permissions(there.permissions())?;
+    }
+    write(file.as_file_mut())?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 /// A file under a passing name, with the permissions of one that stays.
@@ -71,17 +82,16 @@ fn beside(path: &Path) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".moexpress-");
-    #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     builder.tempfile_in(folder)
 }
 
 /// Why a file is not there.
-pub(crate) fn cannot_write(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+fn cannot_write(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::failed(format_args!("cannot write {}: {error}", path.display()))
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -102,5 +112,22 @@ mod tests {
         assert_eq!(fs::read_to_string(&link).unwrap(), "anew");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn nothing_changes_before_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, new] = ["file", "link", "new"].map(|name| folder.path().join(name));
+        fs::write(&file, "before").unwrap();
+        symlink("file", &link).unwrap();
+        for path in [&file, &link, &new] {
+            drop(Whole::create(path).unwrap());
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "before");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let refused = |path: &Path| Whole::create(path).unwrap_err().text;
+        assert!(refused(&folder.path().join("new/")).ends_with("/new/: Is a directory (os error 21)"));
+        assert!(refused(folder.path()).contains("Is a directory"));
+        assert!(refused(&file.join("below")).contains("Not a directory"));
     }
 }

@@ -6,6 +6,7 @@ use ep_core::Error;
 use super::{Backend, Far, FarArgs, FarLanesArg, HtmlArgs, Mode, name_of};
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct BenchArgs {
     /// What is measured
     #[arg(long, value_enum)]

@@ -34,7 +34,7 @@ pub(crate) struct FarArgs {
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_service_level: Option<u32>,
     /// With --far loop, or --far-devices gpu: GB/s of each rank's card, in and out [default: as fast as cores copy]
-    #[arg(long, value_name = "GB_S", value_parser = number("a number more than 0, in GB/s"), requires = "far")]
+    #[arg(long, value_name = "GB_S", value_parser = number::<f64>("a number more than 0, in GB/s"), requires = "far")]
     pub(crate) far_rate: Option<f64>,
     /// With --far loop, or --far-devices gpu: how long a byte is on its way: 2us, 1ms, ... [default: 0s; with gpu 3us]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "far")]

@@ -6,12 +6,12 @@ use clap::{Args, ValueEnum};
 use ep_conformance::workload::RoutingKind;
 use ep_sim::Model;
 
-use super::{HtmlArgs, LayerArgs, TopologyArgs};
+use super::{HtmlArgs, LayerArgs, SEED, TopologyArgs, number};
 
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct ThreadsArgs {
     /// Threads on which nodes are simulated in virtual time: it comes out the same on any number [default: one a core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<NonZeroUsize>("a whole number, 1 or more"))]
     threads: Option<NonZeroUsize>,
 }
 
@@ -48,6 +48,7 @@ impl ModelName {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,
@@ -60,7 +61,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "KIND", default_value = "uniform")]
     pub(crate) routing: RoutingKind,
     /// What the choices are drawn from
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = number::<u64>(SEED))]
     pub(crate) seed: u64,
     /// The machine
     #[arg(long, value_enum, default_value_t = ModelName::H800Cx7)]
@@ -98,6 +99,7 @@ pub(crate) enum Part {
 }
 
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct CompareArgs {
     /// Whose figures
     #[arg(value_enum)]

@@ -135,7 +135,7 @@ pub(crate) fn run(
     let settings = Settings::builder(&shape, &topology).channels(local_experts.div_ceil(topology.nodes()));
     let settings = settings.slots(1).arena_bytes(places.arena_bytes()).build()?;
     let builder = Cluster::builder(topology).settings(settings).timed(model).elide_payload(true);
-    let cluster = builder.max_events(u64::MAX).build(shape)?;
+    let cluster = builder.max_events(u64::MAX).build(shape).map_err(Stopped::of_build)?;
     places.base = cluster.layout().arena().offset;
     let run = cluster.run_machines_on(threads, async |machine| {
         let (me, choices) = (machine.rank(), &choices[..]);

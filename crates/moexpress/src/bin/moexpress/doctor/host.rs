@@ -1,7 +1,9 @@
 //! What CPU ranks need: cores, memory, and the limits of a process.
 
-use std::thread;
+use std::{env, thread};
 
+use ep_core::Error;
+use ep_memory::VARIABLE;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, System};
@@ -11,9 +13,12 @@ use crate::show;
 const FILES: u64 = 1024;
 /// What automatic settings take for windows of a large layer.
 const WINDOW: u64 = 1 << 30;
+/// What less memory prevents.
+const LARGE: &str = "large windows of CPU ranks, which are memory: `moexpress plan` says how much a layer takes";
 
 pub(super) fn look(system: &System) -> Vec<Finding> {
-    let mut findings = vec![cores(), memory(system)];
+    let memory = if env::var_os(VARIABLE).is_some() { said(ep_memory::left()) } else { memory(system) };
+    let mut findings = vec![cores(), memory];
     findings.extend(group(system));
     findings.extend([files(), locked()]);
     findings
@@ -28,19 +33,33 @@ fn cores() -> Finding {
     }
 }
 
+/// What there is as the variable says it, which all commands go by where it is set.
+fn said(left: Result<Option<u64>, Error>) -> Finding {
+    match left {
+        Ok(left) => {
+            let bytes = left.unwrap_or(0);
+            enough(bytes, format!("{}, as {VARIABLE} says", show::bytes(bytes)))
+        }
+        Err(error) => Finding::missing("memory", error.to_string(), "all runs: each is refused with this error"),
+    }
+}
+
+fn enough(bytes: u64, seen: String) -> Finding {
+    if bytes < WINDOW { Finding::limited("memory", seen, LARGE) } else { Finding::good("memory", seen) }
+}
+
 /// Windows of CPU ranks are files in memory without a name: they count as memory, and nothing is needed in `/dev/shm`.
 fn memory(system: &System) -> Finding {
-    const PREVENTS: &str = "large windows of CPU ranks, which are memory: `moexpress plan` says how much a layer takes";
     let info = system.text("/proc/meminfo").unwrap_or_default();
     let kib = |key: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(key))?;
         line.trim_end_matches("kB").trim().parse::<u64>().ok()
     };
     let (Some(all), Some(free)) = (kib("MemTotal:"), kib("MemAvailable:")) else {
-        return Finding::missing("memory", "/proc/meminfo does not say", PREVENTS);
+        return Finding::missing("memory", "/proc/meminfo does not say", LARGE);
     };
     let seen = format!("{} of {} available", show::bytes(free << 10), show::bytes(all << 10));
-    if free << 10 < WINDOW { Finding::limited("memory", seen, PREVENTS) } else { Finding::good("memory", seen) }
+    enough(free << 10, seen)
 }
 
 /// The limit of the control group, which a container has.

@@ -1,6 +1,7 @@
 //! The running processes: waiting for them, passing signals on, ending all when one fails.
 
-use std::io::{self, Write as _};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -9,23 +10,23 @@ use ep_bootstrap::listed;
 use ep_core::Rank;
 
 use super::endings::{Arrival, Endings};
-#[cfg(unix)]
 use super::guard::Guard;
-use super::output::{Printer, Stream};
+use super::output::{Printer, READER, READER_OF_LAST_WORDS, Stream};
 use super::process::Process;
 use super::signals::{Home, Signal, Signals};
 use crate::failure::Failure;
+use crate::show::complain;
 
 /// How often signals and readers are looked for. The end of a process is noticed at once.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// Why all processes are to end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Cause {
     Failed(Arrival),
     Signalled(Signal),
-    /// What reads the output of this command is gone.
-    Unread,
+    /// What reads the output of this command is gone, or takes no more.
+    Unread(String),
 }
 
 impl Cause {
@@ -36,7 +37,7 @@ impl Cause {
                 (format!("rank {rank} {how} {ending}"), ending.code())
             }
             Self::Signalled(signal) => (format!("ended by {signal}"), signal.code()),
-            Self::Unread => ("nobody reads the output any more".to_owned(), crate::failure::FAILED),
+            Self::Unread(why) => (why, crate::failure::FAILED),
         };
         Failure { text: format!("{text}; {}", endings.list()), report: String::new(), code }
     }
@@ -49,15 +50,15 @@ pub(super) struct Job {
     /// Whether the others go on when one fails.
     keep_going: bool,
     endings: Endings,
+    /// A signal was passed on.
+    signalled: bool,
     /// What threads see that wait for ends.
     arrivals: (Sender<Arrival>, Receiver<Arrival>),
-    #[cfg(unix)]
     guard: Guard,
 }
 
 impl Job {
     pub(super) fn new(grace: Duration, keep_going: bool) -> Result<Self, Failure> {
-        #[cfg(unix)]
         let guard = Guard::start(grace).map_err(|error| {
             Failure::failed(format_args!("cannot start what ends the job with this command: {error}"))
         })?;
@@ -66,17 +67,16 @@ impl Job {
             grace,
             keep_going,
             endings: Endings::default(),
+            signalled: false,
             arrivals: mpsc::channel(),
-            #[cfg(unix)]
             guard,
         })
     }
 
-    pub(super) fn start(&mut self, rank: u32, mut command: Command, printer: &Printer) -> io::Result<()> {
+    pub(super) fn start(&mut self, rank: u32, mut command: Command, printer: &mut Printer) -> io::Result<()> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let home = Home::new()?;
         // Before the process starts: this command may be killed at any time, and nobody else would know of it.
-        #[cfg(unix)]
         self.guard.watch(home.id())?;
         let (process, stdout, stderr) = Process::start(command, home)?;
         let (ended, rank) = (self.arrivals.0.clone(), Rank(rank));
@@ -86,8 +86,8 @@ impl Job {
             // Nobody listens any more once all are killed.
             let _ = ended.send(Arrival { rank, ending, at: Instant::now() });
         })?;
-        printer.follow(rank.0, Stream::Out, stdout)?;
-        printer.follow(rank.0, Stream::Err, stderr)
+        printer.follow(rank.0, Stream::Out, OwnedFd::from(stdout))?;
+        printer.follow(rank.0, Stream::Err, OwnedFd::from(stderr))
     }
 
     /// Returns when all processes have ended.
@@ -106,7 +106,7 @@ impl Job {
             }
             if cause.is_none() {
                 let failed = (!self.keep_going).then(|| self.endings.settled_failure(Instant::now())).flatten();
-                cause = failed.map(Cause::Failed).or_else(|| printer.is_unread().then_some(Cause::Unread));
+                cause = failed.map(Cause::Failed).or_else(|| printer.unread().map(Cause::Unread));
                 if cause.is_some() {
                     kill_at = Some(Instant::now() + self.grace);
                     self.endings.told();
@@ -129,26 +129,29 @@ impl Job {
     /// Tells all processes, and whoever reads this, of a signal.
     fn pass_on(&mut self, signal: Signal) {
         self.endings.told();
+        self.signalled = true;
         let running = self.endings.running(self.processes.len());
         let grace = self.grace;
-        // Nothing is left to tell when stderr is gone.
-        let _ = writeln!(
-            io::stderr(),
+        complain(&format!(
             "{signal}: passed on to {}; what runs after {grace:?}, or when it comes again, is killed",
             listed(&running)
-        );
+        ));
         self.processes.iter().for_each(|process| process.signal(signal));
     }
 
+    /// How long its last lines may wait for their reader.
+    pub(super) const fn patience(&self) -> Duration {
+        if self.signalled { READER_OF_LAST_WORDS } else { READER }
+    }
+
     /// What to say of a job whose last lines nobody could read.
-    pub(super) fn unread(&self) -> Failure {
-        Cause::Unread.failure(&self.endings)
+    pub(super) fn unread(&self, why: String) -> Failure {
+        Cause::Unread(why).failure(&self.endings)
     }
 
     /// Kills whatever still runs.
     pub(super) fn kill_all(&mut self) {
         self.processes.iter().for_each(Process::kill);
-        #[cfg(unix)]
         self.guard.dismiss();
         self.processes.iter_mut().for_each(Process::reap);
     }

@@ -1,16 +1,10 @@
 //! `moexpress launch`: the processes of a job on this machine.
 
 mod endings;
-#[cfg(unix)]
 mod guard;
 mod job;
 mod output;
 mod process;
-#[cfg(unix)]
-#[path = "signals_unix.rs"]
-mod signals;
-#[cfg(not(unix))]
-#[path = "signals_other.rs"]
 mod signals;
 
 use std::net::TcpListener;
@@ -18,11 +12,11 @@ use std::process::Command;
 
 use ep_bootstrap::{MEETING_VARIABLE, MeetingPlace, SECRET_VARIABLE, Secret};
 
-#[cfg(unix)]
 pub(crate) use self::guard::guard;
 use self::job::Job;
 use self::output::Printer;
 use self::signals::Signals;
+pub(crate) use self::signals::survive_large_files;
 use crate::args::LaunchArgs;
 use crate::failure::Failure;
 
@@ -46,21 +40,21 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
     // the master port.
     let (_place, meeting) = hold_meeting_place(n, secret.clone())?;
     let secret = secret.to_hex();
-    let printer = Printer::new(n);
+    let mut printer = Printer::new(n);
     let mut job = Job::new(args.grace, args.keep_going)?;
     for rank in 0..n {
         let mut command = command(args, rank);
         command.env("MASTER_PORT", port.to_string()).env(SECRET_VARIABLE, &secret).env(MEETING_VARIABLE, &meeting);
-        if let Err(error) = job.start(rank, command, &printer) {
+        if let Err(error) = job.start(rank, command, &mut printer) {
             job.kill_all();
             let program = args.command[0].display();
             return Err(Failure::bad_input(format_args!("cannot start '{program}': {error}")));
         }
     }
     let end = job.run(&mut signals, &printer);
-    let is_read = printer.finish(|| !signals.pending().is_empty());
+    let last = printer.finish(job.patience(), || !signals.pending().is_empty());
     // Of a job that has failed that is what to say.
-    if is_read { end } else { end.and_then(|_| Err(job.unread())) }
+    end.and_then(|text| last.map(|()| text).map_err(|why| job.unread(why)))
 }
 
 /// The command of one rank, with what torchrun would set.

@@ -1,12 +1,15 @@
 //! The output of all processes, line by line, with the rank in front.
 
 use std::collections::HashSet;
-use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader, Read, Write};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use super::signals;
 
 /// A longer line is printed in parts.
 const LONGEST_LINE: u64 = 1 << 20;
@@ -14,6 +17,14 @@ const LONGEST_LINE: u64 = 1 << 20;
 /// How long the last output may take once all processes have ended, not counting the time that lines wait for their reader:
 /// only what escaped from its process group could still hold it open.
 const LAST_LINES: Duration = Duration::from_secs(1);
+/// The same counting that time, where something has escaped: its lines are waited for no longer than those of the job before them.
+const ESCAPED: Duration = Duration::from_secs(10);
+/// How long a line may wait for its reader once all processes have ended. Who reads page by page takes such time.
+pub(super) const READER: Duration = Duration::from_secs(600);
+/// The same where a signal ended them: whoever sent it waits.
+pub(super) const READER_OF_LAST_WORDS: Duration = Duration::from_secs(5);
+/// More than a pipe, and what reads it, hold: bytes behind that were written after all processes had ended.
+const HELD: usize = 2 << 20;
 /// Time between two looks at what is being printed.
 const POLL: Duration = Duration::from_millis(10);
 
@@ -108,14 +119,51 @@ impl ErrorsOfOne {
     }
 }
 
+/// Why lines were not printed: their reader is gone, or too slow for whoever ended this command.
+const UNREAD: &str = "nobody reads the output any more";
+
+/// What threads that print have come to.
+#[derive(Default)]
+struct Progress {
+    /// Lines that were to be printed, and those of them that were: a slow reader may hold them up.
+    begun: AtomicU64,
+    printed: AtomicU64,
+    /// Why a line could not be printed, the first of them.
+    unread: OnceLock<String>,
+    /// All processes have ended.
+    ended: AtomicBool,
+}
+
+impl Progress {
+    fn print(&self, stream: Stream, line: &[u8]) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = stream.print(line) {
+            let _ = self.unread.set(match error.kind() {
+                io::ErrorKind::BrokenPipe => UNREAD.to_owned(),
+                _ => format!("the output cannot be written: {error}"),
+            });
+        }
+        self.printed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn printed(&self) -> u64 {
+        self.printed.load(Ordering::Relaxed)
+    }
+
+    /// Whether a line waits for its reader.
+    fn is_printing(&self) -> bool {
+        self.begun.load(Ordering::Relaxed) != self.printed()
+    }
+}
+
 /// Prints the output of all processes.
 pub(super) struct Printer {
     errors: Errors,
     /// Characters of the highest rank.
     width: usize,
-    unread: Arc<AtomicBool>,
-    /// Lines that are being printed: a slow reader may hold them up.
-    printing: Arc<AtomicU32>,
+    progress: Arc<Progress>,
+    /// Those that have not come to their end.
+    pipes: Vec<Weak<PipeReader>>,
     /// Dropped by each thread that has read to the end.
     open: Sender<()>,
     all_closed: Receiver<()>,
@@ -127,60 +175,82 @@ impl Printer {
         Self {
             width: (ranks - 1).to_string().len(),
             errors: Errors::default(),
-            unread: Arc::default(),
-            printing: Arc::default(),
+            progress: Arc::default(),
+            pipes: Vec::new(),
             open,
             all_closed,
         }
     }
 
     /// Prints what comes from `pipe` until it ends.
-    pub(super) fn follow(&self, rank: u32, stream: Stream, pipe: impl Read + Send + 'static) -> io::Result<()> {
+    pub(super) fn follow(&mut self, rank: u32, stream: Stream, pipe: impl Into<PipeReader>) -> io::Result<()> {
         let prefix = prefix(rank, self.width, stream.is_coloured());
-        let (unread, printing, open) = (Arc::clone(&self.unread), Arc::clone(&self.printing), self.open.clone());
+        let (progress, open, pipe) = (Arc::clone(&self.progress), self.open.clone(), Arc::new(pipe.into()));
+        self.pipes.push(Arc::downgrade(&pipe));
         let mut errors = (stream == Stream::Err).then(|| self.errors.of_process());
+        let mut held = HELD;
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
             // Whatever nobody reads is still taken from the process, which otherwise would wait for ever.
-            for_each_line(pipe, &prefix, |line| {
-                if errors.as_mut().is_some_and(|errors| errors.repeats(&line[prefix.len()..])) {
-                    return;
+            for_each_line(&*pipe, &prefix, |line| {
+                let said = &line[prefix.len()..];
+                if progress.ended.load(Ordering::Relaxed) {
+                    held = held.saturating_sub(said.len());
                 }
-                printing.fetch_add(1, Ordering::Relaxed);
-                if stream.print(line).is_err() {
-                    unread.store(true, Ordering::Relaxed);
+                if held == 0 {
+                    return ControlFlow::Break(());
                 }
-                printing.fetch_sub(1, Ordering::Relaxed);
+                if !errors.as_mut().is_some_and(|errors| errors.repeats(said)) {
+                    progress.print(stream, line);
+                }
+                ControlFlow::Continue(())
             });
-            drop(open);
+            drop((pipe, open));
         })?;
         Ok(())
     }
 
-    /// Whether a line could not be printed.
-    pub(super) fn is_unread(&self) -> bool {
-        self.unread.load(Ordering::Relaxed)
+    /// Why a line could not be printed, if one could not.
+    pub(super) fn unread(&self) -> Option<String> {
+        self.progress.unread.get().cloned()
     }
 
-    /// Waits for the last lines of processes that have ended, for as long as somebody reads them, or until `interrupted`;
-    /// whether all could be printed.
-    pub(super) fn finish(self, mut interrupted: impl FnMut() -> bool) -> bool {
-        let Self { open, all_closed, printing, unread, .. } = self;
+    /// Waits for the last lines of processes that have ended, `patience` for the next to be read, or until `interrupted`.
+    ///
+    /// # Errors
+    /// Why not all could be printed.
+    pub(super) fn finish(self, patience: Duration, mut interrupted: impl FnMut() -> bool) -> Result<(), String> {
+        let Self { open, all_closed, progress, pipes, .. } = self;
         drop(open);
-        let is_printing = || printing.load(Ordering::Relaxed) > 0;
-        let mut idle = Duration::ZERO;
+        progress.ended.store(true, Ordering::Relaxed);
+        let (began, mut idle) = (Instant::now(), Duration::ZERO);
+        let (mut printed, mut read) = (progress.printed(), began);
         // Nothing is ever sent: this ends when all threads have.
         while idle < LAST_LINES && all_closed.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-            if interrupted() {
-                // A line that waits for its reader is lost.
-                return !is_printing() && !unread.load(Ordering::Relaxed);
+            let is_printing = progress.is_printing();
+            if interrupted() && is_printing {
+                return Err(UNREAD.to_owned());
             }
-            if !is_printing() {
+            if progress.printed() != printed {
+                (printed, read) = (progress.printed(), Instant::now());
+            }
+            if !is_printing {
                 idle += POLL;
+            } else if read.elapsed() >= patience {
+                return Err(format!("no line of the output was read for {patience:?}"));
+            } else if began.elapsed() >= ESCAPED && is_held(&pipes) {
+                return Err(format!(
+                    "the last lines were not read within {ESCAPED:?}, and what has left the job goes on holding its output"
+                ));
             }
         }
-        !unread.load(Ordering::Relaxed)
+        progress.unread.get().map_or(Ok(()), |why| Err(why.clone()))
     }
+}
+
+/// Whether somebody may yet write to one of them: of processes that have ended, what escaped from their groups.
+fn is_held(pipes: &[Weak<PipeReader>]) -> bool {
+    pipes.iter().filter_map(Weak::upgrade).any(|pipe| signals::has_writer(&pipe))
 }
 
 fn prefix(rank: u32, width: usize, coloured: bool) -> Vec<u8> {
@@ -190,8 +260,8 @@ fn prefix(rank: u32, width: usize, coloured: bool) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Calls `print` with every line, the prefix in front and a line end behind, whether the last one had it or not.
-fn for_each_line(pipe: impl Read, prefix: &[u8], mut print: impl FnMut(&[u8])) {
+/// Calls `print` with every line until it says that it has enough, the prefix in front and a line end behind, whether the last one had it or not.
+fn for_each_line(pipe: impl Read, prefix: &[u8], mut print: impl FnMut(&[u8]) -> ControlFlow<()>) {
     let mut pipe = BufReader::new(pipe);
     let mut line = prefix.to_vec();
     loop {
@@ -203,7 +273,9 @@ fn for_each_line(pipe: impl Read, prefix: &[u8], mut print: impl FnMut(&[u8])) {
                 if line.last() != Some(&b'\n') {
                     line.push(b'\n');
                 }
-                print(&line);
+                if print(&line).is_break() {
+                    return;
+                }
             }
         }
     }
@@ -215,7 +287,10 @@ mod tests {
 
     fn lines(text: &str) -> Vec<String> {
         let mut lines = Vec::new();
-        for_each_line(text.as_bytes(), b"> ", |line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        for_each_line(text.as_bytes(), b"> ", |line| {
+            lines.push(String::from_utf8_lossy(line).into_owned());
+            ControlFlow::Continue(())
+        });
         lines
     }
 

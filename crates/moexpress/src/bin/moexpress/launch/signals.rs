@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use super::process::{Ending, Shared};
 
@@ -44,8 +47,7 @@ pub(super) struct Signals(signal_hook::iterator::Signals);
 impl Signals {
     /// All that whoever started this command does not have ignored: `nohup` does, and shells for commands behind `&`.
     pub(super) fn new() -> io::Result<Self> {
-        let ignored = ignored();
-        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal));
         signal_hook::iterator::Signals::new(heard).map(Self)
     }
 
@@ -55,16 +57,33 @@ impl Signals {
     }
 }
 
-/// A bit for each signal that this process ignores, the lowest for signal 1. None where the system does not say.
-fn ignored() -> u64 {
+/// Whether this process ignores a signal, as far as the system says.
+fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    // A bit for each, the lowest for signal 1.
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Lets a write beyond the limit of a file's size fail as any other does: by itself the system ends whoever writes.
+pub(crate) fn survive_large_files() -> io::Result<()> {
+    // Processes that this one starts get the signal as before: caught, it is not passed on to them, and what was ignored stays so.
+    if is_ignored(SIGXFSZ) {
+        return Ok(());
+    }
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
 /// Makes the process the first of a group of its own: signals of a terminal then reach it once, through this command.
 pub(super) fn separate(command: &mut Command) {
     command.process_group(0);
+}
+
+/// Whether anybody may yet write to a pipe, whatever lies in it unread.
+pub(super) fn has_writer(pipe: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(pipe, PollFlags::empty())];
+    // Where the system does not say, nobody is kept waiting.
+    poll(&mut polled, Some(&Timespec::default())).is_err() || !polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// What the system's headers call a signal.
