@@ -25,7 +25,7 @@ impl CudaEndpoint {
         self.until(|_| Ok(event.has_come()?.then_some(()))).await?;
         let proposal = self.desk.propose(mask)?;
         self.desk.hold_granted();
-        self.pinned.drain(..).filter_map(|pinned| pinned.upgrade()).for_each(|held| held.offer());
+        self.suspect_told();
         // Replays are counted there alone.
         let op = proposal.op.max(self.device.ops_done()? + 1);
         // And the next operation's number is more than any tag of a unit that low latency has put.

@@ -5,6 +5,7 @@
 
 mod failures;
 mod fixture;
+mod given_up;
 mod low_latency;
 mod memory;
 mod misuse;
@@ -57,6 +58,7 @@ const CASES: &[Case] = &[
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
     ("a_dispatch_that_waits_behind_another_s_failure_is_poisoned", failures::not_its_own),
+    ("a_rank_that_was_given_up_stores_nowhere_that_is_used_again", given_up::stores),
     ("graphs_a_missing_rank_ends_by_deadline", failures::missing),
     ("graphs_a_missing_rank_ends_low_latency_by_deadline", failures::missing_low),
 ];
