@@ -50,6 +50,7 @@ const CASES: &[Case] = &[
     ("graphs_keep_what_they_use", memory::kept),
     ("graphs_outlive_their_endpoints", memory::outlived),
     ("graphs_give_back_what_they_used", memory::given_back),
+    ("graphs_give_back_what_they_used_while_another_is_captured", memory::let_go_in_another_capture),
     ("graphs_a_global_capture_hinders_nobody", memory::global),
     ("graphs_receive_what_their_capture_dropped", misuse::dropped_in_a_capture),
     ("graphs_memory_of_a_call_that_failed_is_nobodys", misuse::failed_in_a_capture),
