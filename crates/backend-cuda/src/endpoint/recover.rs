@@ -32,6 +32,9 @@ impl CudaEndpoint {
         let op = op.max(self.device.low_serial()? + 1);
         let allowed = self.settings().deadline();
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
+        if !agreement.mask.is_empty() {
+            self.device.node.lose();
+        }
         if self.settings().low_latency() {
             // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
             agreement

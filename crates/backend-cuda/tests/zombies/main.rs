@@ -149,6 +149,7 @@ fn haunt(case: Case, world: u32, seed: u64, twin: Option<&Path>) -> Result<(), S
         ranks[victim].signal(Signal::CONT)?;
     }
     all_say(survivors(), "verified").map_err(told)?;
+    all_say(survivors(), "left its window").map_err(told)?;
     // Whomever it blames itself: it is told that the others have gone on.
     for (rank, lost) in all().filter(|&(rank, _)| node(rank) == node(victim) && !(case.kills && rank == victim)) {
         let masked = format!("rank {rank} was masked out by the other ranks");
