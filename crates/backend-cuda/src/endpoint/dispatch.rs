@@ -93,6 +93,8 @@ impl CudaEndpoint {
             room: match counts {
                 // The host does not hear where the batch has room.
                 Some(_) => OPEN_ROOM,
+                // A rank that was given up, and goes on, stores into its rings here, over which an outbox would lie.
+                None if !self.desk.mask().is_empty() => OPEN_ROOM,
                 None => self.desk.arena().said_room(self.layout(), options.worst_rows),
             },
         };

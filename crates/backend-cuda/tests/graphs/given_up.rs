@@ -1,5 +1,4 @@
-//! A rank that was given up goes on and launches what it had not launched: what it stores lies nowhere that the others use again, though their calls
-//! waited for no kernel, and their rows are dropped.
+//! A rank that was given up goes on and launches what it had not launched: what it stores lies nowhere that the others use again.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -31,6 +30,7 @@ enum Drops {
 /// The rank that is stopped.
 const ZOMBIE: Rank = Rank(2);
 
+/// Placed rows, of calls that waited for no kernel and whose rows are dropped.
 pub(crate) fn stores() -> Verdict {
     // Each waits for a deadline: a run that is not thorough has the first ones.
     [Drops::AtOnce, Drops::WithGraph, Drops::Never, Drops::WhenTold, Drops::Recovered]
@@ -107,5 +107,39 @@ fn stores_where(drops: Drops) -> Verdict {
         }
         Ok(())
     })?;
+    Ok(())
+}
+
+/// It stores into its rings, where an outbox would lie: who has lost a rank has no outboxes any more, and what the arena has no room for goes through rings.
+pub(crate) fn outboxes() -> Verdict {
+    let text = |error: Error| error.to_string();
+    let layer = Layer::with_outboxes(3).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let all = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let mut ways = Vec::new();
+        for recovers in [false, true] {
+            layer.meet()?;
+            if recovers && ep.rank() == ZOMBIE {
+                break;
+            }
+            if recovers {
+                ep.recover(&RankSet::from_iter([ZOMBIE])).await?;
+            }
+            let placed = ep.dispatch(&input.x, &input.routing()).await?;
+            let full: Vec<_> = std::iter::from_fn(|| ep.output(&placed.handle)).collect();
+            let beyond = ep.dispatch(&input.x, &input.routing()).await?;
+            same("rows without room", 1, &ep.bytes(&beyond.x)?, &ep.bytes(&placed.x)?)?;
+            ways.push([placed.handle.outboxes(), beyond.handle.outboxes()]);
+            drop(full);
+        }
+        layer.meet()?;
+        Ok(ways)
+    })?;
+    for (rank, ways) in all.into_iter().enumerate() {
+        let expected = &[[false, true], [false, false]][..if rank == ZOMBIE.index() { 1 } else { 2 }];
+        same("through outboxes", rank as u64, &ways, expected).map_err(text)?;
+    }
     Ok(())
 }
