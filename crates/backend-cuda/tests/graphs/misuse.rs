@@ -71,7 +71,6 @@ pub(crate) fn too_many_tokens() -> Verdict {
             x: vec![0; more * HIDDEN as usize],
             topk_idx: vec![-1; more * TOPK as usize],
             topk_weights: vec![0.0; more * TOPK as usize],
-            ..batch.clone()
         };
         let large = Uploaded::new(&mut ep, &large)?;
         let refused = said(ep.dispatch_with(&large.x, &large.routing(), &WORST).await);

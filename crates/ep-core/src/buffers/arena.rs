@@ -54,8 +54,12 @@ impl Free {
 
     /// Takes back all of `span` but what is barred.
     fn give(&mut self, span: Span) {
-        if span.len > 0 {
-            outside(span, &self.barred).into_iter().for_each(|part| self.insert(part));
+        if span.len == 0 {
+            return;
+        }
+        match self.barred.is_empty() {
+            true => self.insert(span),
+            false => outside(span, &self.barred).into_iter().for_each(|part| self.insert(part)),
         }
     }
 
