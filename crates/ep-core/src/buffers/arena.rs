@@ -388,7 +388,7 @@ mod tests {
     /// A call that nobody waited for has failed: its block was given back, and taken again in other pieces.
     #[test]
     fn what_a_lost_rank_was_told_of_is_never_handed_out_again_whoever_has_it() {
-        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let format = RowFormat::new(&Shape::builder().hidden(1024).topk(1).build().unwrap());
         for lost in [true, false] {
             let arena = Arena::new(Offset(SLOT_ALIGN).span(format.block_bytes(1) * 8));
             let told = arena.take(&format, 2).unwrap();
