@@ -43,6 +43,8 @@ pub(crate) struct Node {
     gone: Vec<AtomicBool>,
     /// Where the ranks are processes: how they tell each other, and how long that may take.
     met: Option<(Arc<Member>, Duration)>,
+    /// Whether a rank was given up.
+    is_lossy: AtomicBool,
 }
 
 impl Node {
@@ -55,7 +57,12 @@ impl Node {
         }
         let windows = devices.iter().map(|device| Ok(Some(Window::Here(window(device, layout, poison)?))));
         let gone = devices.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Arc::new(Self { windows: windows.collect::<Result<_, CudaError>>()?, gone, met: None }))
+        Ok(Arc::new(Self {
+            windows: windows.collect::<Result<_, CudaError>>()?,
+            gone,
+            met: None,
+            is_lossy: AtomicBool::new(false),
+        }))
     }
 
     /// Of ranks that are processes: this one's on `device`, those of its node's others as they name them.
@@ -79,7 +86,8 @@ impl Node {
         });
         let windows = windows.collect::<Result<_, _>>();
         // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
-        let node = Self { windows: windows?, gone: Vec::new(), met: Some((Arc::clone(member), within)) };
+        let met = Some((Arc::clone(member), within));
+        let node = Self { windows: windows?, gone: Vec::new(), met, is_lossy: AtomicBool::new(false) };
         member.barrier(patience).map_err(CudaError::meeting)?;
         Ok(Arc::new(node))
     }
@@ -114,6 +122,11 @@ impl Node {
         self.ranks().filter(gone).collect()
     }
 
+    /// The ranks went on without some.
+    pub(crate) fn lose(&self) {
+        self.is_lossy.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> {
         (0..self.windows.len() as u32).map(Rank)
     }
@@ -121,11 +134,16 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some((member, within)) = &self.met {
-            // Peers may still pull from here; who failed is not waited for for longer than that.
-            if let Err(error) = member.barrier(*within) {
-                tracing::debug!(%error, "left before the other ranks");
-            }
+        let Some((member, within)) = &self.met else { return };
+        // Peers may still pull from here; who failed is not waited for for longer than that.
+        let left = member.barrier(*within).inspect_err(|error| tracing::debug!(%error, "left before the other ranks"));
+        // Whoever did not come here may live and have this window mapped. (Ranks that are threads share this value, and so keep it.)
+        if left.is_err() || *self.is_lossy.get_mut() {
+            let own = self.windows.iter_mut().flatten();
+            own.for_each(|window| match window {
+                Window::Here(memory) => memory.lose(),
+                Window::There(_) => {}
+            });
         }
     }
 }

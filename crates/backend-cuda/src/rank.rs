@@ -344,8 +344,8 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says; `args` is the struct that the kernel takes.
     unsafe fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
-        // SAFETY: ep_args.h declares the struct to the kernel from that very struct; the view names memory of this value, which lives
-        // until the stream has been synchronised (see Drop); of the rest the caller promises it.
+        // SAFETY: ep_args.h declares the struct to the kernel from that very struct; the view names memory of this value, which is nobody else's
+        // before the kernel has ended (see Drop; graphs keep this value); of the rest the caller promises it.
         unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
     }
 
@@ -446,7 +446,27 @@ impl RankDevice {
 
 impl Drop for RankDevice {
     fn drop(&mut self) {
-        // What the kernels use is kept for others from here on.
-        let _ = self.stream.synchronize();
+        // What the kernels use is kept for others from here on; where nobody can say whether they have ended, as another's capture of the stream is
+        // under way, it is lost.
+        if self.stream.synchronize().is_ok() {
+            return;
+        }
+        let memory = [
+            &mut self.local,
+            &mut self.windows,
+            &mut self.cursors,
+            &mut self.numbers,
+            &mut self.flags,
+            &mut self.copied,
+            &mut self.arrived,
+            &mut self.tally,
+        ];
+        memory.into_iter().for_each(DeviceMemory::lose);
+        [&mut self.report, &mut self.counts].into_iter().for_each(Mapped::lose);
+        self.roles.lose();
+        self.shares.lose();
+        if let Some(low) = &mut self.low {
+            low.lose();
+        }
     }
 }

@@ -289,9 +289,10 @@ impl Endpoint {
         self.call(py, "mask_rank", |endpoint, go_on| endpoint.mask_rank(rank, go_on))
     }
 
-    /// Goes on without the ranks of `mask`, or after a failure; rejoins in low latency.
-    fn recover(&self, py: Python<'_>, mask: Vec<u32>) -> PyResult<()> {
-        self.call(py, "recover", |endpoint, go_on| endpoint.recover(&mask, go_on))
+    /// Goes on without the ranks of `mask`, or after a failure; rejoins in low latency. Behind what the caller's stream holds: replays of graphs, whose
+    /// kernels must not run into the next generation.
+    fn recover(&self, py: Python<'_>, order: Order, mask: Vec<u32>) -> PyResult<()> {
+        self.call_on(py, "recover", order, |endpoint, go_on| endpoint.recover(&mask, go_on))
     }
 
     /// The ranks given up by recover.

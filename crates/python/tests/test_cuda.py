@@ -324,6 +324,23 @@ def check_errors(rank: int, world: int) -> None:
     communicator.close()
 
 
+def check_recovers_behind(rank: int, world: int) -> None:
+    where = device(rank)
+    communicator = Communicator(experts=4, topk=2, hidden=64, device=where)
+    # Some 200 ms, in place of a replay whose kernels wait for each other.
+    torch.cuda._sleep(400_000_000)
+    event = torch.cuda.Event()
+    event.record()
+    communicator.recover()
+    assert event.query(), "it went on before what the current stream held"
+    communicator.close()
+
+
+@needs_two
+def test_a_recovery_comes_behind_the_current_stream(two: Any) -> None:
+    two.run(check_recovers_behind, limit=LIMIT)
+
+
 @needs_two
 def test_what_is_wrong_is_told(two: Any) -> None:
     two.run(check_errors, limit=LIMIT)

@@ -313,6 +313,30 @@ def test_calls_and_results_come_behind_the_callers_stream() -> None:
     _group(2, 2).run(_behind, 2, npus.library(), limit=LIMIT)
 
 
+def _recovers_behind(rank: int, world: int, near: int, library: str) -> None:
+    npu = started(rank, world, near, library)
+    meeting = Meeting()
+    one = Communicator(meeting, **SIZES, device="npu")
+    late = put(npu, torch.ones(32 << 20, dtype=torch.uint8))
+    places = [put(npu, torch.zeros_like(late)) for _ in range(8)]
+    for goes_on in (one.recover, one.rejoin):
+        for place in places:
+            _native.Twin.copy(place.data_ptr(), late.data_ptr(), late.nbytes)
+        goes_on()
+        assert bool(places[-1].all()), "it went on before what the caller's stream held"
+        places[-1].zero_()
+    _native.Twin.synchronize()
+    one.close()
+    meeting.close()
+    clean(npu)
+
+
+@needs_twin
+def test_a_recovery_comes_behind_the_callers_stream() -> None:
+    """Replays of graphs are there, whose kernels must not run into the next generation."""
+    _group(2, 2).run(_recovers_behind, 2, npus.library(), limit=LIMIT)
+
+
 def _unfollowed(rank: int, world: int, near: int, library: str) -> int:
     """As above, with the order broken on purpose: how often other bytes came."""
     npu = started(rank, world, near, library)

@@ -151,6 +151,12 @@ impl Device {
         Ok((free as u64).saturating_add(kept).saturating_add(held.saturating_sub(used)))
     }
 
+    /// How many blocks of its memory were dropped and are kept for the next who asks for so many bytes.
+    #[cfg(feature = "workshop")]
+    pub fn kept_of(&self, bytes: usize) -> usize {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).blocks_of(bytes)
+    }
+
     /// Where it is on the PCI bus, as the system writes it; none where the driver does not tell.
     pub(crate) fn pci(&self) -> Option<&str> {
         self.pci.as_deref()

@@ -21,6 +21,12 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// Blocks of a GPU's memory among it that a request for `bytes` bytes may get.
+    #[cfg(feature = "workshop")]
+    pub(super) fn blocks_of(&self, bytes: usize) -> usize {
+        self.device.get(&rounded(bytes)).map_or(0, Vec::len)
+    }
+
     /// Bytes of a GPU's memory among it.
     pub(super) fn bytes(&self) -> u64 {
         let bytes = |(room, blocks): (&usize, &Vec<u64>)| (*room as u64).saturating_mul(blocks.len() as u64);
@@ -41,6 +47,8 @@ pub(crate) struct DeviceMemory {
     address: u64,
     room: usize,
     bytes: usize,
+    /// Never handed out again.
+    is_lost: bool,
 }
 
 impl DeviceMemory {
@@ -66,7 +74,7 @@ impl DeviceMemory {
                 address
             }
         };
-        let this = Self { device: Arc::clone(device), address, room, bytes };
+        let this = Self { device: Arc::clone(device), address, room, bytes, is_lost: false };
         this.zero(stream)?;
         Ok(this)
     }
@@ -113,6 +121,11 @@ impl DeviceMemory {
         self.address
     }
 
+    /// Somebody may touch it for as long as the process lives: when it is dropped, nobody else gets it.
+    pub(crate) const fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
     /// Its size.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
@@ -126,6 +139,9 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        if self.is_lost {
+            return;
+        }
         let mut kept = self.device.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.device.entry(self.room).or_default().push(self.address);
     }
@@ -139,6 +155,8 @@ pub(crate) struct Mapped {
     address: u64,
     room: usize,
     bytes: usize,
+    /// Never handed out again.
+    is_lost: bool,
 }
 
 // SAFETY: plain memory, which the host reads and writes as whole words, by volatile accesses.
@@ -162,10 +180,14 @@ impl Mapped {
             Some((host, address)) => (host as *mut u8, address),
             None => allocate_mapped(room)?,
         };
-        // SAFETY: the block has `room` bytes, and nobody else has it. (A kernel of a rank that ended without waiting for it might
-        // still report: words, whose values nobody relies on.)
+        // SAFETY: the block has `room` bytes, and nobody else has it: what kernels may still report to is lost, not kept (`RankDevice`).
         unsafe { host.write_bytes(0, room) };
-        Ok(Self { device: Arc::clone(device), host, address, room, bytes })
+        Ok(Self { device: Arc::clone(device), host, address, room, bytes, is_lost: false })
+    }
+
+    /// Kernels may write to it for as long as the process lives: when it is dropped, nobody else gets it.
+    pub(crate) const fn lose(&mut self) {
+        self.is_lost = true;
     }
 
     /// Where kernels see it.
@@ -243,6 +265,9 @@ fn allocate_mapped(room: usize) -> Result<(*mut u8, u64), CudaError> {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        if self.is_lost {
+            return;
+        }
         let mut kept = self.device.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.mapped.entry(self.room).or_default().push((self.host as usize, self.address));
     }

@@ -18,8 +18,8 @@ pub struct Scratch {
     bytes: usize,
     /// Whether it is somebody else's, who gives it back.
     is_foreign: bool,
-    /// Whether it was taken for work that is captured.
-    is_captured: bool,
+    /// The capture that it was taken for, where its work is captured.
+    captured: Option<u64>,
 }
 
 impl Scratch {
@@ -29,8 +29,9 @@ impl Scratch {
     /// [`CudaError::Driver`], for want of memory for one.
     pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self, CudaError> {
         stream.device().bind()?;
-        let (room, is_captured) = (spare::room(bytes), stream.is_capturing());
-        let address = if is_captured {
+        let room = spare::room(bytes);
+        let captured = if stream.is_capturing() { stream.capture()?.map(|capture| capture.id) } else { None };
+        let address = if captured.is_some() {
             super::graph::take_beside(stream.device(), room)?
         } else {
             stream.give_back_late();
@@ -39,7 +40,7 @@ impl Scratch {
                 None => Self::take(stream, room)?,
             }
         };
-        Ok(Self { stream: Arc::clone(stream), address, bytes, is_foreign: false, is_captured })
+        Ok(Self { stream: Arc::clone(stream), address, bytes, is_foreign: false, captured })
     }
 
     /// Memory of somebody else's, who gives it back.
@@ -49,7 +50,7 @@ impl Scratch {
     /// what it writes, until work that was enqueued while this or a clone of an `Arc` of it lived has ended; and until whatever
     /// was made of a capture of such work is gone.
     pub unsafe fn foreign(stream: &Arc<Stream>, address: u64, bytes: usize) -> Self {
-        Self { stream: Arc::clone(stream), address, bytes, is_foreign: true, is_captured: false }
+        Self { stream: Arc::clone(stream), address, bytes, is_foreign: true, captured: None }
     }
 
     /// Takes memory on a stream that is not captured.
@@ -140,8 +141,9 @@ impl Drop for Scratch {
             return;
         }
         // The call that took it for a capture has failed, but what it had enqueued is in the capture, and runs with every replay: the
-        // memory is never handed out again. (Of a call that succeeded the capture keeps it, and drops it later.)
-        if self.is_captured && self.stream.is_capturing() {
+        // memory is never handed out again. (Of a call that succeeded the capture keeps it, and drops it when the graph is gone; by then the stream
+        // may be captured anew.)
+        if self.captured.is_some_and(|id| self.stream.may_be_in(id)) {
             return;
         }
         let Some(address) = self.stream.keep_spare(spare::room(self.bytes), self.address) else { return };
@@ -155,6 +157,11 @@ impl Drop for Scratch {
 }
 
 impl Stream {
+    /// Whether the capture `id` is under way; also where the driver does not say, as one was invalidated.
+    fn may_be_in(&self, id: u64) -> bool {
+        self.capture().map_or(true, |capture| capture.is_some_and(|capture| capture.id == id))
+    }
+
     /// Gives back memory of the pool, after everything enqueued.
     fn give_back(&self, address: u64) {
         let _relaxed = Relaxed::enter();

@@ -103,9 +103,12 @@ impl CudaEndpoint {
         self.desk.ways.combined(handle.rows(), offered.is_some());
         lease.inspect(|lease| lease.take_back());
         copy_offered.inspect(|copy| copy.take_back());
-        // Whoever gets the block next does so on this stream, after the peers have pulled; but not while a graph may run.
-        if let Some(held) = y.lease().map(|lease| lease.held()).or(copy.as_ref()).filter(|_| capture.is_some()) {
-            self.pin(held);
+        // Whoever gets the block next does so on this stream, behind kernels that end when the peers have pulled; or that fail, which nobody knows yet
+        // where the call has not waited. A graph offers it again and again.
+        match (offered, &capture, y.lease().map(|lease| lease.held()).or(copy.as_ref())) {
+            (Some(block), None, _) => self.tell(block, &event),
+            (Some(_), Some(_), Some(held)) => self.pin(held),
+            _ => {}
         }
         let combined = Combined::<Self> { x: out, topk_weights: sums, event };
         self.keep_for(capture.as_ref(), || {

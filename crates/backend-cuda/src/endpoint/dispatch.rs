@@ -93,6 +93,8 @@ impl CudaEndpoint {
             room: match counts {
                 // The host does not hear where the batch has room.
                 Some(_) => OPEN_ROOM,
+                // A rank that was given up, and goes on, stores into its rings here, over which an outbox would lie.
+                None if !self.desk.mask().is_empty() => OPEN_ROOM,
                 None => self.desk.arena().said_room(self.layout(), options.worst_rows),
             },
         };
@@ -497,6 +499,7 @@ impl CudaEndpoint {
         let by_source = match (x, self.desk.granted().take()) {
             (Some(x), _) => x,
             (None, block) => {
+                block.filter(|_| capture.is_none()).into_iter().for_each(|block| self.tell(block, &event));
                 let block = block.unwrap_or_else(|| self.layout().row().block(ep_core::port::Offset(0), 0));
                 Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone()))
             }

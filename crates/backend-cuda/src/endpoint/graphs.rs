@@ -46,7 +46,6 @@
 use std::sync::Arc;
 
 use ep_core::Error;
-use ep_core::engine::Held;
 
 use super::{CudaEndpoint, Rows};
 use crate::driver::{Capture, Kept};
@@ -71,11 +70,5 @@ impl CudaEndpoint {
         if let Some(lease) = rows.lease().filter(|_| capture.is_some()) {
             self.pin(lease.held());
         }
-    }
-
-    /// Remembers a block that a graph grants or offers: after a failure peers may still touch it.
-    pub(super) fn pin(&mut self, held: &Arc<Held>) {
-        self.pinned.retain(|pinned| pinned.strong_count() > 0);
-        self.pinned.push(Arc::downgrade(held));
     }
 }

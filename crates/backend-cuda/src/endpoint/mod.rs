@@ -27,15 +27,14 @@ mod recover;
 mod replayed;
 mod report;
 mod rows;
+mod told;
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::Peers;
-use ep_core::engine::{
-    Combine, Combined, Desk, Dispatch, Handle, Held, Lease, Received, Routing, Scalar, Scales, Stats,
-};
+use ep_core::engine::{Combine, Combined, Desk, Dispatch, Handle, Lease, Received, Routing, Scalar, Scales, Stats};
 use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, OutboxUse, Rank, RankSet, Rings};
 
@@ -90,8 +89,8 @@ pub struct CudaEndpoint {
     desk: Desk,
     /// Exchanges of counts that the host has waited for.
     tickets: u64,
-    /// Blocks that graphs grant or offer.
-    pinned: Vec<Weak<Held>>,
+    /// Blocks of operations that are not known to have ended well.
+    told: told::Told,
     peers: Peers,
     wait_for_kernels: bool,
     low: low_latency::Low,
@@ -126,7 +125,7 @@ impl CudaEndpoint {
             desk: Desk::new(layout.clone(), me),
             window,
             tickets: 0,
-            pinned: Vec::new(),
+            told: told::Told::default(),
             peers,
             wait_for_kernels,
             low: low_latency::Low::default(),
@@ -188,6 +187,7 @@ impl CudaEndpoint {
         self.desk.ready()?;
         match report::read(&self.device.report).error(self.desk.rank()) {
             Some(error) => {
+                self.suspect_told();
                 // Bad choices that a graph or a call without a wait brought: the others wait for what does not come.
                 self.desk.set_poisoned(Some(self.desk.abandoned(self.last_op())));
                 Err(self.fail(error))
@@ -249,6 +249,7 @@ impl CudaEndpoint {
             return Ok(());
         }
         self.look_at = now + LOOK;
+        self.settle(now);
         let mut gone = self.peers.lost();
         gone.extend(&self.device.node.gone());
         for rank in gone.iter().filter(|rank| *rank != self.desk.rank()) {
@@ -391,11 +392,17 @@ impl Endpoint for CudaEndpoint {
 
     fn output(&mut self, handle: &Handle) -> Option<Rows> {
         self.desk.check_handle(handle).ok()?;
+        self.suspect_if_failed();
         let block = self.desk.arena().take(&self.layout().row().results(), handle.rows())?;
         Some(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone())))
     }
 
     fn store(&mut self, buf: &mut Rows, first: u32, bytes: &[u8]) -> Result<(), Error> {
+        if buf.lease().is_some() && !self.stream().is_capturing() {
+            // A combine that has offered the rows may fail yet; what follows waits for the stream in any case.
+            self.stream().synchronize()?;
+            self.suspect_if_failed();
+        }
         buf.store(first, bytes)
     }
 

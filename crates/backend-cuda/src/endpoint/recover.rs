@@ -25,13 +25,16 @@ impl CudaEndpoint {
         self.until(|_| Ok(event.has_come()?.then_some(()))).await?;
         let proposal = self.desk.propose(mask)?;
         self.desk.hold_granted();
-        self.pinned.drain(..).filter_map(|pinned| pinned.upgrade()).for_each(|held| held.offer());
+        self.suspect_told();
         // Replays are counted there alone.
         let op = proposal.op.max(self.device.ops_done()? + 1);
         // And the next operation's number is more than any tag of a unit that low latency has put.
         let op = op.max(self.device.low_serial()? + 1);
         let allowed = self.settings().deadline();
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
+        if !agreement.mask.is_empty() {
+            self.device.node.lose();
+        }
         if self.settings().low_latency() {
             // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
             agreement

@@ -1,5 +1,7 @@
 //! Launches for rows by expert: behind a dispatch, and before a combine.
 
+use std::sync::{Arc, OnceLock};
+
 use super::{Call, RankDevice};
 use crate::args::{self, SPREAD_WARPS};
 use crate::driver::{DeviceMemory, Launch, Mode, Scratch, Stream};
@@ -14,12 +16,29 @@ pub(super) struct Shares {
     /// u64 `[local experts, blocks]`, zero at first.
     told: DeviceMemory,
     blocks: u32,
+    /// Tables of blocks that have no room for them in shared memory: taken by the first call that needs them, and kept, as a graph uses them, too.
+    tables: OnceLock<Scratch>,
 }
 
 impl Shares {
     pub(super) fn new(stream: &Stream, blocks: u32, local_experts: u32) -> Result<Self, CudaError> {
         let blocks = blocks.min(MOST_WORDS / local_experts).max(1);
-        Ok(Self { told: DeviceMemory::zeroed(stream, 8 * blocks as usize * local_experts as usize)?, blocks })
+        let told = DeviceMemory::zeroed(stream, 8 * blocks as usize * local_experts as usize)?;
+        Ok(Self { told, blocks, tables: OnceLock::new() })
+    }
+
+    /// Kernels that nobody can wait for may use it.
+    pub(super) fn lose(&mut self) {
+        self.told.lose();
+    }
+
+    /// Where the tables of all blocks lie, of `needed` bytes each.
+    fn tables(&self, stream: &Arc<Stream>, needed: usize) -> Result<u64, CudaError> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(tables.address());
+        }
+        let tables = Scratch::of(stream, self.blocks as usize, needed)?;
+        Ok(self.tables.get_or_init(|| tables).address())
     }
 }
 
@@ -31,13 +50,10 @@ impl RankDevice {
     pub(crate) unsafe fn spread(&self, call: Call, args: &args::Spread) -> Result<(), CudaError> {
         let blocks = self.shares.blocks;
         let needed = 4 * (1 + SPREAD_WARPS) as usize * self.view.w.local_experts as usize;
-        // Given back in the order of the stream.
-        let beside = match needed > self.stream.device().shared_memory() as usize {
-            true => Some(Scratch::of(&self.stream, blocks as usize, needed)?),
-            false => None,
+        let (tables, shared_memory) = match needed > self.stream.device().shared_memory() as usize {
+            true => (self.shares.tables(&self.stream, needed)?, 0),
+            false => (0, needed as u32),
         };
-        let shared_memory = if beside.is_some() { 0 } else { needed as u32 };
-        let tables = beside.as_ref().map_or(0, Scratch::address);
         let args = args::Spread { told: self.shares.told.address(), tables, ..*args };
         let shape = Launch { blocks, threads: 32 * SPREAD_WARPS, shared_memory, mode: Mode::Cooperative };
         // SAFETY: as the caller promises.

@@ -55,6 +55,13 @@ impl LowDevice {
         Ok(Some(low))
     }
 
+    /// Kernels that nobody can wait for may use its memory.
+    pub(super) fn lose(&mut self) {
+        let memory = [&mut self.state, &mut self.counters, &mut self.windows].into_iter();
+        memory.chain(&mut self.far).for_each(DeviceMemory::lose);
+        self.report.lose();
+    }
+
     pub(super) fn connect(&self, stream: &Stream, windows: &[u8]) -> Result<(), CudaError> {
         self.windows.write(stream, 0, windows)
     }

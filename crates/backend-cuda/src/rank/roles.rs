@@ -44,6 +44,11 @@ impl Roles {
         (table.address(), ring_roles_of(&self.layout, kind, channels))
     }
 
+    /// Kernels that nobody can wait for may use them.
+    pub(super) fn lose(&mut self) {
+        [&mut self.dispatch, &mut self.combine, &mut self.reducers].into_iter().for_each(DeviceMemory::lose);
+    }
+
     /// Where the table of a combine's reducers lies: one for each channel.
     pub(super) fn reducers(&self) -> u64 {
         self.reducers.address()

@@ -29,7 +29,7 @@ async fn healthy(ep: &mut CudaEndpoint, layer: &Layer, batch: &Batch) -> Result<
 }
 
 /// The failure that the next call tells, once everything enqueued has ended.
-async fn next_call(ep: &mut CudaEndpoint, input: &Uploaded) -> Result<Failure, Error> {
+pub(crate) async fn next_call(ep: &mut CudaEndpoint, input: &Uploaded) -> Result<Failure, Error> {
     ep.stream().synchronize()?;
     let error = ep.dispatch(&input.x, &input.routing()).await.err();
     let failure = error.as_ref().and_then(Error::failure).copied();

@@ -10,6 +10,7 @@ use ep_conformance::verify::{bits_of, bytes_of};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::{Received, Routing};
 use ep_core::reference::{self, Combined, Returned, World};
+use ep_core::settings::SettingsBuilder;
 use ep_core::{Endpoint, Error, Nanos, Placement, RankSet, Settings, Shape, Topology};
 use ep_cuda::driver::Graph;
 use ep_cuda::{Array, Cluster, CudaEndpoint, Rows};
@@ -59,24 +60,26 @@ impl Layer {
 
     /// Of `ranks` ranks with `arena_bytes` bytes for blocks.
     pub(crate) fn sized(placement: Placement, ranks: u32, arena_bytes: u64) -> Result<Self, Error> {
-        Self::of(Topology::new(1, ranks)?, placement, arena_bytes)
+        Self::of(Topology::new(1, ranks)?, |settings| settings.slots(4).placement(placement).arena_bytes(arena_bytes))
+    }
+
+    /// Of `ranks` ranks with outboxes for batches that the arena has no room for.
+    pub(crate) fn with_outboxes(ranks: u32) -> Result<Self, Error> {
+        let cut = |settings: SettingsBuilder| settings.channels(1).slots(3).chunk(2).credit(2);
+        Self::of(Topology::new(1, ranks)?, |settings| {
+            cut(settings.placement(Placement::Direct)).arena_bytes(1 << 20).outboxes(2).outbox_slots(8)
+        })
     }
 
     /// Of two nodes of two ranks, over the loop.
     pub(crate) fn over_nodes(placement: Placement) -> Result<Self, Error> {
-        Self::of(Topology::new(2, 2)?, placement, 1 << 20)
+        Self::of(Topology::new(2, 2)?, |settings| settings.slots(4).placement(placement).arena_bytes(1 << 20))
     }
 
-    fn of(topology: Topology, placement: Placement, arena_bytes: u64) -> Result<Self, Error> {
+    fn of(topology: Topology, cut: impl FnOnce(SettingsBuilder) -> SettingsBuilder) -> Result<Self, Error> {
         let ranks = topology.ranks();
         let shape = Shape::builder().experts(LOCAL * ranks).topk(TOPK).hidden(HIDDEN).max_tokens(TOKENS).build()?;
-        let settings = Settings::builder(&shape, &topology)
-            .slots(4)
-            .placement(placement)
-            .arena_bytes(arena_bytes)
-            .low_latency(true)
-            .deadline(deadline())
-            .build()?;
+        let settings = cut(Settings::builder(&shape, &topology)).low_latency(true).deadline(deadline()).build()?;
         let tokens = (0..ranks).map(|rank| if rank == 1 { 5 } else { TOKENS }).collect();
         let world = World::new(shape, topology, RankSet::new())?;
         Ok(Self { world, shape, settings, tokens, meeting: Meeting::new(ranks) })

@@ -5,6 +5,7 @@
 
 mod failures;
 mod fixture;
+mod given_up;
 mod low_latency;
 mod memory;
 mod misuse;
@@ -49,14 +50,18 @@ const CASES: &[Case] = &[
     ("graphs_keep_what_they_use", memory::kept),
     ("graphs_outlive_their_endpoints", memory::outlived),
     ("graphs_give_back_what_they_used", memory::given_back),
+    ("graphs_give_back_what_they_used_while_another_is_captured", memory::let_go_in_another_capture),
     ("graphs_a_global_capture_hinders_nobody", memory::global),
     ("graphs_receive_what_their_capture_dropped", misuse::dropped_in_a_capture),
     ("graphs_memory_of_a_call_that_failed_is_nobodys", misuse::failed_in_a_capture),
     ("low_latency_sums_go_only_where_they_fit", misuse::sums_into_too_little),
+    ("batches_over_nodes_that_forwarders_have_no_room_for_are_refused", misuse::too_many_tokens),
     ("what_another_endpoint_made_is_refused", misuse::of_another_endpoint),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
     ("a_dispatch_that_waits_behind_another_s_failure_is_poisoned", failures::not_its_own),
+    ("a_rank_that_was_given_up_stores_nowhere_that_is_used_again", given_up::stores),
+    ("a_rank_that_was_given_up_stores_into_no_outbox", given_up::outboxes),
     ("graphs_a_missing_rank_ends_by_deadline", failures::missing),
     ("graphs_a_missing_rank_ends_low_latency_by_deadline", failures::missing_low),
 ];

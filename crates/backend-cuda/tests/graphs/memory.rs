@@ -176,6 +176,31 @@ pub(crate) fn given_back() -> Verdict {
     Ok(())
 }
 
+/// What a graph used is used again, also where it is let go of while another graph is captured: nothing of it is in that one.
+pub(crate) fn let_go_in_another_capture() -> Verdict {
+    let text = |error: ep_cuda::CudaError| error.to_string();
+    let device = Device::open(0).map_err(text)?;
+    let stream = Stream::new(&device, 0).map_err(text)?;
+    stream.begin_capture().map_err(text)?;
+    let taken = Scratch::new(&stream, 4096).map_err(text)?;
+    // SAFETY: it lives until the graph is gone.
+    unsafe { taken.fill(7) }.map_err(text)?;
+    let mut graph = stream.end_capture().map_err(text)?;
+    graph.launch(&stream).map_err(text)?;
+    stream.synchronize().map_err(text)?;
+    drop(graph);
+    let other = Scratch::new(&stream, 64).map_err(text)?;
+    stream.begin_capture().map_err(text)?;
+    // SAFETY: it lives until the graph is gone.
+    unsafe { other.fill(3) }.map_err(text)?;
+    let address = taken.address();
+    drop(taken);
+    let graph = stream.end_capture().map_err(text)?;
+    let again = Scratch::new(&stream, 4096).map_err(text)?;
+    drop(graph);
+    same("addresses", 1, &[again.address()], &[address]).map_err(|error| error.to_string())
+}
+
 /// While a framework captures in global mode, memory and events of other streams are used, taken and given back, by any thread, and
 /// the capture goes on.
 pub(crate) fn global() -> Verdict {

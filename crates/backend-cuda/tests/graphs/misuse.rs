@@ -1,12 +1,14 @@
 //! Memory that is too small or somebody else's is refused before a kernel sees its address; what a capture drops is skipped.
 
 use ep_conformance::low_latency::{Seen, results};
+use ep_conformance::workload::Batch;
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::{Endpoint, Error, LowLatency, Placement};
 use ep_cuda::driver::{Device, Scratch, Stream};
 
 use super::Verdict;
-use super::fixture::{HIDDEN, Layer, Uploaded, replay, same};
+use super::fixture::{HIDDEN, Layer, TOKENS, TOPK, Uploaded, replay, same};
+use super::throughput::WORST;
 
 fn text(error: Error) -> String {
     error.to_string()
@@ -54,6 +56,31 @@ pub(crate) fn sums_into_too_little() -> Verdict {
         refused.iter().zip([&rows, &width, &rows]).try_for_each(|(said, expected)| ensure(said, expected))?;
     }
     Ok(())
+}
+
+/// Between nodes a rank forwards rows of batches whose sizes its host does not hear, where counts stay on the device: it has room for `max_tokens` of each.
+pub(crate) fn too_many_tokens() -> Verdict {
+    let layer = Layer::over_nodes(Placement::Ring).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let all = layer.run(async |mut ep| {
+        let batch = &first[ep.rank().index()];
+        let input = Uploaded::new(&mut ep, batch)?;
+        let more = (TOKENS + 1) as usize;
+        let large = Batch {
+            tokens: TOKENS + 1,
+            x: vec![0; more * HIDDEN as usize],
+            topk_idx: vec![-1; more * TOPK as usize],
+            topk_weights: vec![0.0; more * TOPK as usize],
+        };
+        let large = Uploaded::new(&mut ep, &large)?;
+        let refused = said(ep.dispatch_with(&large.x, &large.routing(), &WORST).await);
+        // Nothing moved.
+        let got = ep.dispatch_with(&input.x, &input.routing(), &WORST).await?;
+        ep.values(&got.topk_idx)?;
+        Ok(refused)
+    })?;
+    let (more, limit) = (TOKENS + 1, "max_tokens, between nodes with counts on the device");
+    all.iter().try_for_each(|said| ensure(said, &format!("tokens is {more}, allowed: at most {TOKENS}, {limit}")))
 }
 
 /// What another endpoint made may be gone while kernels of this one still read it.

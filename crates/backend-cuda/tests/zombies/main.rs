@@ -2,7 +2,8 @@
 //! it up and recover, and it goes on: no row of theirs is wrong, and nobody else is blamed. Over several nodes, with the loop between them,
 //! processes are killed, too, and a node is lost as a whole.
 //!
-//! Where no GPU is visible, a process of several nodes is killed on GPUs made of software; `EP_TWIN_ALL=1` stops one, too.
+//! Where no GPU is visible, a process of several nodes is killed on GPUs made of software; `EP_TWIN_ALL=1` stops one, too, and one of one node in
+//! throughput mode. Every other time calls do not wait for their kernels.
 //!
 //! `EP_ZOMBIES` says how often in each mode, `EP_SEED` is the first seed, `EP_TIME_FACTOR` stretches all times. The test binary runs
 //! itself again as each rank; ranks that share a GPU take turns on it and need a factor.
@@ -22,7 +23,7 @@ use ep_cuda_twin::{BUILT, Twin};
 use libtest_mimic::{Arguments, Trial};
 use rand::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use rank::{MARK, PLAN, Place};
+use rank::{MARK, PLAN, Place, WAITS};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// All ranks are at work: one is stopped within so long. Many rounds.
@@ -79,10 +80,10 @@ impl Drop for Started {
 }
 
 impl Started {
-    fn new(place: Place, plan: &str, twin: Option<&Path>) -> Result<Self, String> {
+    fn new(place: Place, plan: &str, waits: bool, twin: Option<&Path>) -> Result<Self, String> {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
-        command.env(PLAN, plan).envs(place.variables()).stdout(Stdio::piped());
+        command.env(PLAN, plan).env(WAITS, u8::from(waits).to_string()).envs(place.variables()).stdout(Stdio::piped());
         command.envs(twin.map(|folder| (BUILT, folder)));
         let mut process = command.spawn().map_err(|error| error.to_string())?;
         let (says, said) = channel();
@@ -129,7 +130,9 @@ fn haunt(case: Case, world: u32, seed: u64, twin: Option<&Path>) -> Result<(), S
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
     let address: SocketAddr = listener.local_addr().map_err(|error| error.to_string())?;
     let _place = MeetingPlace::hold(listener, world, None).map_err(|error| error.to_string())?;
-    let start = |rank| Started::new(Place { rank, world, address }, case.plan, twin);
+    // Every other time as users' calls do it. Between nodes the loop's copies would wait for what waits for them.
+    let waits = case.plan == rank::NODES || seed.is_multiple_of(2);
+    let start = |rank| Started::new(Place { rank, world, address }, case.plan, waits, twin);
     let ranks: Vec<_> = (0..world).map(start).collect::<Result<_, _>>()?;
     // Whoever shares a node with the victim is given up with it.
     let node = |rank: usize| if case.plan == rank::NODES { rank / (world as usize / 2) } else { rank };
@@ -146,6 +149,7 @@ fn haunt(case: Case, world: u32, seed: u64, twin: Option<&Path>) -> Result<(), S
         ranks[victim].signal(Signal::CONT)?;
     }
     all_say(survivors(), "verified").map_err(told)?;
+    all_say(survivors(), "left its window").map_err(told)?;
     // Whomever it blames itself: it is told that the others have gone on.
     for (rank, lost) in all().filter(|&(rank, _)| node(rank) == node(victim) && !(case.kills && rank == victim)) {
         let masked = format!("rank {rank} was masked out by the other ranks");
@@ -184,7 +188,8 @@ fn main() -> ExitCode {
     let world = if gpus.is_ok_and(|gpus| gpus >= 4) { 4 } else { 3 };
     let trial = |case: Case| {
         let nodes = case.plan == rank::NODES;
-        let takes = on_twin.is_some() && nodes && (case.kills || std::env::var_os("EP_TWIN_ALL").is_some());
+        let all = std::env::var_os("EP_TWIN_ALL").is_some();
+        let takes = on_twin.is_some() && (if nodes { case.kills || all } else { all && case.plan == rank::THROUGHPUT });
         let (world, on_twin) = (if nodes { 4 } else { world }, on_twin.clone());
         match absent.clone().filter(|_| !takes) {
             Some(reason) => {

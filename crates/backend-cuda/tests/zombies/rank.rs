@@ -24,6 +24,8 @@ pub(super) const LOW_LATENCY: &str = "low latency";
 pub(super) const THROUGHPUT: &str = "throughput";
 /// Throughput mode over two nodes.
 pub(super) const NODES: &str = "nodes";
+/// The variable that says whether calls wait for their kernels: 0 or 1.
+pub(super) const WAITS: &str = "EP_CUDA_TEST_WAITS";
 /// Stands before what a rank says.
 pub(super) const MARK: &str = "rank says: ";
 
@@ -87,7 +89,8 @@ impl Layer {
         // Where the processor does what GPUs do, ranks wait for each other longer.
         let times = u64::from(super::factor()) * if std::env::var_os(BUILT).is_some() { 10 } else { 1 };
         let settings = settings.deadline(Nanos::from_millis(1500 * times)).build()?;
-        let builder = Cluster::builder(topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
+        let builder = Cluster::builder(topology).settings(settings).multiprocessors(2);
+        let builder = builder.wait_for_kernels(super::number(WAITS, 1) > 0);
         let builder = builder.far(Loop::new().between_processes());
         builder.join(shape, member)
     }
@@ -191,5 +194,12 @@ fn work(plan: &str, member: &Arc<Member>) -> Result<(), String> {
     say("verified");
     // Nobody leaves while another still works.
     let _ = member.barrier(LONG);
+    // The rank that was given up may have this window mapped: it is not kept for the next communicator.
+    let (device, window) = (Arc::clone(ep.stream().device()), ep.layout().window_bytes());
+    drop(right);
+    let kept = || device.kept_of(usize::try_from(window).unwrap_or(usize::MAX));
+    let before = kept();
+    drop(ep);
+    say(if kept() == before { "left its window" } else { "kept its window" });
     Ok(())
 }

@@ -19,10 +19,29 @@ struct Free {
     lossy: Vec<u64>,
     /// Blocks of this epoch's failed operation: peers may still touch them until everybody has recovered.
     stuck: Vec<Block>,
+    /// What peers were told of in operations of this epoch that may have failed, whoever has it now.
+    suspects: Vec<Span>,
+    /// What ranks that were lost may touch. Never handed out again.
+    barred: Vec<Span>,
+}
+
+/// What of `span` lies outside of `others`.
+fn outside(span: Span, others: &[Span]) -> Vec<Span> {
+    others.iter().fold(vec![span], |parts, other| {
+        let cut = |part: Span| {
+            let before = part.offset.span(other.offset.0.min(part.end()).saturating_sub(part.offset.0));
+            let from = Offset(other.end().max(part.offset.0));
+            [before, from.span(part.end().saturating_sub(from.0))].into_iter().filter(|part| part.len > 0)
+        };
+        parts.into_iter().flat_map(cut).collect()
+    })
 }
 
 impl Free {
     fn take(&mut self, len: u64) -> Option<Offset> {
+        if !self.suspects.is_empty() {
+            return None;
+        }
         let at = self.ranges.iter().position(|range| range.len >= len)?;
         let range = &mut self.ranges[at];
         let taken = range.offset;
@@ -33,7 +52,31 @@ impl Free {
         Some(taken)
     }
 
+    /// Takes back all of `span` but what is barred.
     fn give(&mut self, span: Span) {
+        if span.len == 0 {
+            return;
+        }
+        match self.barred.is_empty() {
+            true => self.insert(span),
+            false => outside(span, &self.barred).into_iter().for_each(|part| self.insert(part)),
+        }
+    }
+
+    /// Keeps `span` from being handed out, now and when whoever has some of it gives that back.
+    fn bar(&mut self, span: Span) {
+        let new = outside(span, &self.barred);
+        self.ranges = self.ranges.iter().flat_map(|&range| outside(range, &new)).collect();
+        self.barred.extend(new);
+    }
+
+    /// Whether a peer that was told of `span` in an operation that may have failed may touch it.
+    fn is_doubtful(&self, span: Span) -> bool {
+        let meets = |other: &Span| span.offset.0 < other.end() && other.offset.0 < span.end();
+        self.suspects.iter().chain(&self.barred).any(meets)
+    }
+
+    fn insert(&mut self, span: Span) {
         let at = self.ranges.partition_point(|range| range.offset < span.offset);
         self.ranges.insert(at, span);
         if at + 1 < self.ranges.len() && self.ranges[at].end() == self.ranges[at + 1].offset.0 {
@@ -60,7 +103,9 @@ impl Arena {
         let start = span.offset.0.next_multiple_of(SLOT_ALIGN);
         let len = span.end().saturating_sub(start) / SLOT_ALIGN * SLOT_ALIGN;
         let ranges = if len > 0 { vec![Offset(start).span(len)] } else { Vec::new() };
-        Self { free: Arc::new(Mutex::new(Free { ranges, epoch: 0, lossy: Vec::new(), stuck: Vec::new() })) }
+        let free =
+            Free { ranges, epoch: 0, lossy: Vec::new(), stuck: Vec::new(), suspects: Vec::new(), barred: Vec::new() };
+        Self { free: Arc::new(Mutex::new(free)) }
     }
 
     /// A block of `rows` rows, or none when there is no room. A block of no rows needs no room.
@@ -100,9 +145,7 @@ impl Arena {
 
     /// Makes a block's memory available again.
     pub fn give(&self, block: &Block) {
-        if block.span().len > 0 {
-            self.free().give(block.span());
-        }
+        self.free().give(block.span());
     }
 
     /// Keeps a block of a failed operation until the next recovery.
@@ -110,21 +153,29 @@ impl Arena {
         self.free().stuck.push(block);
     }
 
+    /// Peers were told of a block in an operation that may have failed, and that the caller has not waited for: the block may have been
+    /// given back since, and be another's by now. Nothing is handed out until all have recovered, and of this block nothing ever where
+    /// a rank was lost.
+    pub fn suspect(&self, block: &Block) {
+        let (mut free, span) = (self.free(), block.span());
+        if span.len > 0 && !free.suspects.contains(&span) {
+            free.suspects.push(span);
+        }
+    }
+
     /// Everybody has stopped what it did before, except ranks newly `lost`: what these were granted or offered is never
     /// handed out again.
     pub fn recovered(&self, lost: bool) {
-        let stuck = {
-            let mut free = self.free();
-            if lost {
-                let epoch = free.epoch;
-                free.lossy.push(epoch);
-            }
-            free.epoch += 1;
-            std::mem::take(&mut free.stuck)
-        };
-        if !lost {
-            stuck.iter().for_each(|block| self.give(block));
+        let mut free = self.free();
+        let (stuck, suspects) = (std::mem::take(&mut free.stuck), std::mem::take(&mut free.suspects));
+        if lost {
+            let epoch = free.epoch;
+            free.lossy.push(epoch);
+            suspects.into_iter().for_each(|span| free.bar(span));
+        } else {
+            stuck.iter().for_each(|block| free.give(block.span()));
         }
+        free.epoch += 1;
     }
 
     /// Whether both hand out the same memory.
@@ -176,13 +227,12 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let free = self.arena.free();
-        let (now, lost) = (free.epoch, self.offered().is_some_and(|offered| free.lossy.contains(&offered)));
-        drop(free);
+        // Under one lock: a recovery of another thread comes before all of this, or after it.
+        let mut free = self.arena.free();
         match self.offered() {
-            Some(_) if lost => {}
-            Some(offered) if offered == now => self.arena.hold(self.block),
-            _ => self.arena.give(&self.block),
+            Some(offered) if free.lossy.contains(&offered) => {}
+            Some(offered) if offered == free.epoch => free.stuck.push(self.block),
+            _ => free.give(self.block.span()),
         }
     }
 }
@@ -250,12 +300,12 @@ impl<W: Window> Lease<W> {
     /// recovered.
     pub fn write(&mut self, row: u32, bytes: &[u8]) -> Result<(), Fault> {
         self.check(row)?;
-        if let Some(offered) = self.held.offered() {
-            let free = self.held.arena.free();
-            if offered == free.epoch || free.lossy.contains(&offered) {
-                return Err(Fault::StillOffered);
-            }
+        let free = self.held.arena.free();
+        let is_offered = |offered| offered == free.epoch || free.lossy.contains(&offered);
+        if self.held.offered().is_some_and(is_offered) || free.is_doubtful(self.held.block.span()) {
+            return Err(Fault::StillOffered);
         }
+        drop(free);
         self.held.block.parts(row).try_for_each(|(part, at)| self.window.write(at, &bytes[part]))
     }
 
@@ -332,6 +382,53 @@ mod tests {
                 arena.recovered(lost && recovery == 0);
             }
             assert_eq!(arena.take(&format, 1).is_none(), lost, "let go of before recovery {drops}");
+        }
+    }
+
+    /// A call that nobody waited for has failed: its block was given back, and taken again in other pieces.
+    #[test]
+    fn what_a_lost_rank_was_told_of_is_never_handed_out_again_whoever_has_it() {
+        let format = RowFormat::new(&Shape::builder().hidden(1024).topk(1).build().unwrap());
+        for lost in [true, false] {
+            let arena = Arena::new(Offset(SLOT_ALIGN).span(format.block_bytes(1) * 8));
+            let told = arena.take(&format, 2).unwrap();
+            let all = |arena: &Arena| std::iter::from_fn(|| arena.take(&format, 1)).collect::<Vec<_>>();
+            let meets = |block: &Block| block.span().offset.0 < told.span().end();
+            arena.give(&told);
+            let mut held: Vec<_> = all(&arena).into_iter().map(|block| Held::new(&arena, block)).collect();
+            let before = held.len();
+            drop(held.split_off(1));
+            arena.suspect(&told);
+            arena.suspect(&told);
+            assert!(arena.take(&format, 1).is_none(), "nothing is handed out before all have recovered");
+            arena.recovered(lost);
+            let later = all(&arena);
+            assert_eq!(later.iter().any(meets), !lost);
+            later.iter().for_each(|block| arena.give(block));
+            drop(held);
+            arena.recovered(false);
+            let last = all(&arena);
+            assert_eq!(last.iter().any(meets), !lost, "whoever had it gave it back later");
+            assert!(
+                if lost { (before - 2..before).contains(&last.len()) } else { last.len() == before },
+                "the rest is there"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_outside_of_others_is_what_a_naive_count_finds() {
+        let spans = || (0..7u64).flat_map(|at| (0..7 - at).map(move |len| Offset(at).span(len)));
+        let has = |span: &Span, at: u64| span.offset.0 <= at && at < span.end();
+        for (span, first) in spans().flat_map(|span| spans().map(move |first| (span, first))) {
+            for second in spans() {
+                let parts = outside(span, &[first, second]);
+                for at in 0..8 {
+                    let expected = has(&span, at) && !has(&first, at) && !has(&second, at);
+                    let found = parts.iter().filter(|part| has(part, at)).count();
+                    assert_eq!(found, usize::from(expected), "{at} of {span:?} without {first:?}, {second:?}");
+                }
+            }
         }
     }
 

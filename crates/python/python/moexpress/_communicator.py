@@ -419,18 +419,20 @@ class Communicator:
         self.native.mask_rank(_rank(rank, self.ranks))
 
     def rejoin(self) -> None:
-        """Brings all ranks together again that were not given up: all of them call it. Handles of before are refused then."""
-        self.native.recover([])
+        """Brings all ranks together again that were not given up: all of them call it. Handles of before are refused then.
+        Waits for what the current stream holds."""
+        self.native.recover((self.order.current(), False), [])
 
     def recover(self, mask: Sequence[int] = ()) -> None:
         """Goes on after a failure, without the ranks of ``mask``: agrees with the other survivors, all of which call it. Tokens for
-        experts of masked ranks are dropped from then on; handles of before are refused.
+        experts of masked ranks are dropped from then on; handles of before are refused. Waits for what the current stream holds, replays of
+        graphs among it; let it wait for other streams first on which graphs were replayed.
 
         Raises:
             errors.Excluded: the others gave up on this rank.
         """
         ranks = _limits.numbers("mask", mask, self.ranks)
-        self.native.recover([_rank(rank, self.ranks) for rank in ranks])
+        self.native.recover((self.order.current(), False), [_rank(rank, self.ranks) for rank in ranks])
 
     @property
     def mask(self) -> list[int]:
