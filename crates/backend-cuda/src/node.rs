@@ -45,6 +45,8 @@ pub(crate) struct Node {
     met: Option<(Arc<Member>, Duration)>,
     /// Whether a rank was given up.
     is_lossy: AtomicBool,
+    /// Whether the kernels of all ranks have ended, here and elsewhere.
+    has_parted: AtomicBool,
 }
 
 impl Node {
@@ -62,6 +64,7 @@ impl Node {
             gone,
             met: None,
             is_lossy: AtomicBool::new(false),
+            has_parted: AtomicBool::new(false),
         }))
     }
 
@@ -87,7 +90,8 @@ impl Node {
         let windows = windows.collect::<Result<_, _>>();
         // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
         let met = Some((Arc::clone(member), within));
-        let node = Self { windows: windows?, gone: Vec::new(), met, is_lossy: AtomicBool::new(false) };
+        let [is_lossy, has_parted] = [AtomicBool::new(false), AtomicBool::new(false)];
+        let node = Self { windows: windows?, gone: Vec::new(), met, is_lossy, has_parted };
         member.barrier(patience).map_err(CudaError::meeting)?;
         Ok(Arc::new(node))
     }
@@ -122,6 +126,16 @@ impl Node {
         self.ranks().filter(gone).collect()
     }
 
+    /// Waits for the other ranks, whose kernels may still pull from here; who failed is not waited for for longer than an operation may take. This
+    /// rank's kernels have ended. What lies in its window may be read on.
+    pub(crate) fn part(&self) {
+        let Some((member, within)) = &self.met else { return };
+        match member.barrier(*within) {
+            Ok(()) => self.has_parted.store(true, Ordering::Relaxed),
+            Err(error) => tracing::debug!(%error, "left before the other ranks"),
+        }
+    }
+
     /// The ranks went on without some.
     pub(crate) fn lose(&self) {
         self.is_lossy.store(true, Ordering::Relaxed);
@@ -134,11 +148,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let Some((member, within)) = &self.met else { return };
-        // Peers may still pull from here; who failed is not waited for for longer than that.
-        let left = member.barrier(*within).inspect_err(|error| tracing::debug!(%error, "left before the other ranks"));
-        // Whoever did not come here may live and have this window mapped. (Ranks that are threads share this value, and so keep it.)
-        if left.is_err() || *self.is_lossy.get_mut() {
+        // Whoever did not part may live and have this window mapped. (Ranks that are threads share this value, and so keep it.)
+        if self.met.is_some() && (!*self.has_parted.get_mut() || *self.is_lossy.get_mut()) {
             let own = self.windows.iter_mut().flatten();
             own.for_each(|window| match window {
                 Window::Here(memory) => memory.lose(),

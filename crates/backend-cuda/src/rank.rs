@@ -449,6 +449,9 @@ impl Drop for RankDevice {
         // What the kernels use is kept for others from here on; where nobody can say whether they have ended, as another's capture of the stream is
         // under way, it is lost.
         if self.stream.synchronize().is_ok() {
+            // Lanes first: they move bytes of the windows.
+            drop(self.far.take());
+            self.node.part();
             return;
         }
         let memory = [

@@ -2,17 +2,18 @@
 
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use ep_bootstrap::{Identity, Member, Secret, Settings};
-use futures_executor::block_on;
 use moexpress::machine::{Bootstrap, Proposal};
 use moexpress::{Nanos, Rank};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::backend::poll;
 use crate::error::{closed, of, of_collective, of_meeting};
-use crate::guard::{Own, aside};
+use crate::guard::{Own, Patience, aside};
 
 /// A meeting place that rank 0 opens: a port of the loopback interface or of an address that other hosts reach, and a secret to be told
 /// to the other ranks.
@@ -108,12 +109,16 @@ impl Meeting {
     /// Goes on after a meeting that failed, without the ranks of `mask`: all others call it. Returns all ranks that are given up.
     fn recover(&self, py: Python<'_>, mask: Vec<u32>, seconds: f64) -> PyResult<Vec<u32>> {
         let member = self.member(py)?;
-        let agreed = aside(py, move || {
+        let mut patience = Patience::new();
+        // Polled here: who is interrupted leaves, so that it may come again.
+        let agreed = py.detach(|| {
             // Operations and generations are those of communicators, each of which agrees on its own.
             let proposal = Proposal { mask: mask.into_iter().map(Rank).collect(), generation: 0, op: 0 };
             let allowed = u64::try_from(within(seconds).as_nanos()).unwrap_or(u64::MAX);
-            block_on(member.agree(proposal, member.now() + Nanos(allowed)))
-        })?;
+            let agreement = member.agree(proposal, member.now() + Nanos(allowed));
+            poll(agreement, &mut || patience.go_on(), || thread::sleep(Duration::from_micros(100)))
+        });
+        let Some(agreed) = agreed else { return Err(patience.into_error()) };
         Ok(agreed.map_err(|error| of(py, &error))?.mask.iter().map(|rank| rank.0).collect())
     }
 

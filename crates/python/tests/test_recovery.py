@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
+import signal
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,19 +26,19 @@ MOST = 64
 
 
 @contextmanager
-def timeout(seconds: float) -> Iterator[None]:
-    """Of what is made within."""
-    before = os.environ["MOEXPRESS_TIMEOUT"]
-    os.environ["MOEXPRESS_TIMEOUT"] = str(seconds)
+def impatient(meeting: moexpress.Meeting) -> Iterator[None]:
+    """Ranks that do not meet within a second have not. Whoever is to be missed waits for the others outside of it."""
+    before, meeting.timeout = meeting.timeout, 1.0
     try:
         yield
     finally:
-        os.environ["MOEXPRESS_TIMEOUT"] = before
+        meeting.timeout = before
 
 
-def make_buffer(seconds: float = 20, **options: Any) -> deep_ep.Buffer:
-    with timeout(seconds):
-        return deep_ep.Buffer(dist.group.WORLD, 1 << 26, explicitly_destroy=True, low_latency_mode=True, **options)
+def make_buffer(**options: Any) -> deep_ep.Buffer:
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, explicitly_destroy=True, low_latency_mode=True, **options)
+    dist.barrier()
+    return buffer
 
 
 def check_sums(buffer: deep_ep.Buffer, job: Job) -> None:
@@ -51,18 +50,24 @@ def low_dispatch(buffer: deep_ep.Buffer, job: Job, **options: Any) -> Any:
     return buffer.low_latency_dispatch(job.own.x, job.own.topk_idx, MOST, job.layer.experts, use_fp8=False, **options)
 
 
+def low_sizes(job: Job) -> _arena.Sizes:
+    return _arena.Sizes(job.layer.experts, job.layer.topk, job.layer.hidden, "bf16")
+
+
 # First calls that failed.
 
 
 def check_late(rank: int, world: int) -> None:
-    job, buffer = Job(rank, world), make_buffer(2)
+    job, buffer = Job(rank, world), make_buffer()
     if rank == 1:
-        time.sleep(2.5)
-    with pytest.raises(errors.MeetingFailed):
+        dist.barrier()
+    with impatient(buffer._meeting), pytest.raises(errors.MeetingFailed):
         job.dispatch(buffer)
+    if rank != 1:
+        dist.barrier()
     dist.barrier()
     # Until the ranks agree to go on, and then for all sizes.
-    with pytest.raises(errors.MeetingFailed, match="rank 1 did not come by the deadline; the ranks meet again"):
+    with pytest.raises(errors.MeetingFailed, match="did not come by the deadline; the ranks meet again after recover"):
         job.dispatch(buffer)
     dist.barrier()
     buffer.recover()
@@ -76,12 +81,12 @@ def test_a_first_call_that_came_late_is_gone_after_recover(ranks: Any) -> None:
 
 
 def check_mistake(rank: int, world: int) -> None:
-    job, buffer = Job(rank, world), make_buffer(2)
+    job, buffer = Job(rank, world), make_buffer()
     if rank == 1:
         with pytest.raises(ValueError, match="topk_weights"):
             job.dispatch(buffer, topk_weights=job.own.topk_weights.double())
     else:
-        with pytest.raises(errors.MeetingFailed):
+        with impatient(buffer._meeting), pytest.raises(errors.MeetingFailed):
             job.dispatch(buffer)
     dist.barrier()
     buffer.recover()
@@ -94,24 +99,37 @@ def test_a_mistake_in_a_first_call_is_gone_after_recover(ranks: Any) -> None:
 
 
 def check_apart(rank: int, world: int) -> None:
-    job, buffer = Job(rank, world), make_buffer(2)
-    makes = _communicators.Communicators._make
+    job, buffer = Job(rank, world), make_buffer()
+    communicators, made = buffer._communicators, _communicators.Communicator
 
-    def makes_and_fails(*arguments: Any, **settings: Any) -> Any:
-        makes(*arguments, **settings)
+    def fails(*arguments: Any, **settings: Any) -> Any:
+        made(*arguments, **settings)
         raise errors.Broken("planted: this rank has no memory left")
 
     if rank == 1:
-        _communicators.Communicators._make = makes_and_fails
+        _communicators.Communicator = fails  # type: ignore[assignment, misc]
     try:
-        with pytest.raises(errors.Error):
-            job.dispatch(buffer)
+        if rank == 1:
+            with pytest.raises(errors.Broken):
+                low_dispatch(buffer, job)
+        else:
+            communicators.low(torch.device("cpu"), low_sizes(job), MOST)
     finally:
-        _communicators.Communicators._make = makes
+        _communicators.Communicator = made  # type: ignore[misc]
     dist.barrier()
     buffer.recover()
+    assert len(communicators._apart) == int(rank != 1) and not communicators.all_low()
+    low_dispatch(buffer, job)
     for _ in range(2):
         check_sums(buffer, job)
+    # All know them by the same numbers.
+    numbers = [communicators._numbers[one] for one in (*communicators.all_low(), *communicators.all_normal())]
+    everybody: list[Any] = [None] * world
+    dist.all_gather_object(everybody, numbers)
+    assert everybody == [numbers] * world and len(set(numbers)) == 2
+    buffer.recover()
+    check_sums(buffer, job)
+    low_dispatch(buffer, job)
     assert all(count >= 0 for count in buffer.stats().values())
     buffer.destroy()
 
@@ -121,12 +139,12 @@ def test_communicators_that_only_some_ranks_made_are_left_alone(ranks: Any) -> N
 
 
 def check_recover_of_nothing(rank: int, world: int) -> None:
-    job, buffer = Job(rank, world), make_buffer(2)
+    job, buffer = Job(rank, world), make_buffer()
     buffer.recover()
-    if rank == 1:
-        time.sleep(2.5)
-    with pytest.raises(errors.OperationFailed):
-        buffer.recover()
+    dist.barrier()
+    if rank == 0:
+        with impatient(buffer._meeting), pytest.raises(errors.OperationFailed):
+            buffer.recover()
     dist.barrier()
     buffer.recover()
     check_sums(buffer, job)
@@ -140,11 +158,10 @@ def test_recover_needs_no_call_before_it(two: Any) -> None:
 
 
 def check_meeting(rank: int, world: int) -> None:
-    meeting = moexpress.Meeting(timeout=2)
-    if rank == 1:
-        time.sleep(2.5)
-    with pytest.raises(errors.MeetingFailed):
-        meeting.barrier()
+    meeting = moexpress.Meeting(timeout=20)
+    if rank == 0:
+        with impatient(meeting), pytest.raises(errors.MeetingFailed):
+            meeting.barrier()
     dist.barrier()
     with pytest.raises(ValueError, match=f"rank is {world}, allowed: 0 to {world - 1}"):
         meeting.recover([world])
@@ -166,10 +183,62 @@ def test_a_meeting_goes_on_after_a_failure(ranks: Any) -> None:
     ranks.run(check_meeting)
 
 
+def check_no_memory(rank: int, world: int, late: bool) -> None:
+    limit_memory(1 << 40)
+    buffer, layer, made = make_buffer(), layer_of(world), _communicators.Communicator
+    small, large = (oracle.batches(layer, [tokens] * world, 1) for tokens in (2, 20_000))
+
+    def fails(*arguments: Any, **settings: Any) -> Any:
+        if late:
+            made(*arguments, **settings).close()
+        raise errors.Broken("planted: this rank has no memory left")
+
+    for batches in (small, large, large, small):
+        own, layout = batches[rank], buffer.get_dispatch_layout(batches[rank].topk_idx, layer.experts)
+        given = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights}
+        _communicators.Communicator = fails if rank == 1 and batches is large else made  # type: ignore[assignment, misc]
+        try:
+            x = buffer.dispatch(own.x, None, layout[0], layout[1], layout[3], layout[2], **given)[0]
+        finally:
+            _communicators.Communicator = made  # type: ignore[misc]
+        assert torch.equal(x, oracle.gathered([each.x for each in batches], oracle.arrived(layer, batches, rank)))
+    assert buffer._communicators._apart == [] and len(buffer._communicators.all_normal()) == 1
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_where_one_rank_has_no_memory_for_an_arena_all_go_on(ranks: Any, late: bool) -> None:
+    ranks.run(check_no_memory, late)
+
+
+def check_interrupted(rank: int, world: int) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    job, buffer = Job(rank, world), make_buffer()
+    if rank == 0:
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(Stopped):
+            buffer.recover()
+        signal.signal(signal.SIGALRM, before)
+    dist.barrier()
+    buffer.recover()
+    check_sums(buffer, job)
+    buffer.destroy()
+
+
+def test_who_was_interrupted_in_recover_may_come_again(ranks: Any) -> None:
+    ranks.run(check_interrupted)
+
+
 def check_growth(rank: int, world: int) -> None:
     limit_memory(1 << 40)
     agreed = _arena.agreed
-    buffer, layer = make_buffer(2), layer_of(world)
+    buffer, layer = make_buffer(), layer_of(world)
     small, large = (oracle.batches(layer, [tokens] * world, 1) for tokens in (2, 20_000))
 
     def dispatch(batches: Any) -> Any:
@@ -179,7 +248,7 @@ def check_growth(rank: int, world: int) -> None:
         assert torch.equal(x, oracle.gathered([each.x for each in batches], oracle.arrived(layer, batches, rank)))
 
     def late(*arguments: Any) -> Any:
-        time.sleep(2.5)
+        dist.barrier()
         return agreed(*arguments)
 
     dispatch(small)
@@ -187,11 +256,13 @@ def check_growth(rank: int, world: int) -> None:
         _arena.agreed = late
     try:
         # The rows came before the ranks were to meet.
-        with Log() as log:
+        with Log() as log, impatient(buffer._meeting):
             dispatch(large)
         assert any("the arena stays as it is" in said for said in log.said)
     finally:
         _arena.agreed = agreed
+    if rank != 1:
+        dist.barrier()
     before = buffer.stats()["arena_bytes"]
     dispatch(large)
     dist.barrier()
@@ -238,14 +309,14 @@ def test_ranks_that_were_given_up_are_told_and_new_sizes_refused(four: Any) -> N
 
 
 def check_failed_unmask(rank: int, world: int) -> None:
-    job, buffer = Job(rank, world), make_buffer(2, enable_shrink=True)
+    job, buffer = Job(rank, world), make_buffer(enable_shrink=True)
     low_dispatch(buffer, job)
     dist.barrier()
     buffer.low_latency_update_mask_buffer((rank + 1) % world, True)
     dist.barrier()
     status = torch.zeros(world, dtype=torch.int32)
     if rank != 1:
-        with pytest.raises(errors.Error):
+        with impatient(buffer._meeting), pytest.raises(errors.Error):
             buffer.low_latency_update_mask_buffer((rank + 1) % world, False)
         buffer.low_latency_query_mask_buffer(status)
         assert status.tolist()[(rank + 1) % world] == 1
@@ -296,6 +367,16 @@ def check_hooks_of_threads(rank: int, world: int) -> None:
         except BaseException as error:
             raised.append(error)
 
+    stop = threading.Event()
+
+    def send() -> None:
+        # Other operations come and go meanwhile, unasked for.
+        while not stop.is_set():
+            buffer._low_latency._under_way(buffer._communicators.all_low()[0]).sent(None, None)  # type: ignore[arg-type]
+
+    low_dispatch(buffer, job)
+    sending = threading.Thread(target=send)
+    sending.start()
     for _ in range(50):
         sent = [low_dispatch(buffer, job, return_recv_hook=True) for _ in range(2)]
         threads = [threading.Thread(target=call, args=(one[4],)) for one in reversed(sent)]
@@ -305,6 +386,8 @@ def check_hooks_of_threads(rank: int, world: int) -> None:
             thread.join()
         assert not raised, raised
         assert torch.equal(sent[0][1], sent[1][1])
+    stop.set()
+    sending.join()
     buffer.destroy()
 
 
@@ -341,11 +424,11 @@ def test_a_buffer_that_nobody_has_is_freed_at_once(two: Any) -> None:
 
 
 def check_destroyed_alone(rank: int, world: int) -> None:
-    job, buffer = Job(rank, world), make_buffer(2)
+    job, buffer = Job(rank, world), make_buffer()
     check_sums(buffer, job)
     dist.barrier()
     if rank == 0:
-        with pytest.raises(errors.MeetingFailed):
+        with impatient(buffer._meeting), pytest.raises(errors.MeetingFailed):
             buffer.destroy()
         assert not buffer.runtime.is_available()
         with pytest.raises(errors.Closed):
@@ -363,8 +446,10 @@ def check_replaced(rank: int, world: int) -> None:
     buffer, layer = make_buffer(), layer_of(world)
     communicators, former = buffer._communicators, None
 
+    batches = {tokens: oracle.batches(layer, [tokens] * world, tokens)[rank] for tokens in (50, 20_000)}
+
     def dispatch(tokens: int) -> Any:
-        own = oracle.batches(layer, [tokens] * world, tokens)[rank]
+        own = batches[tokens]
         layout = buffer.get_dispatch_layout(own.topk_idx, layer.experts)
         given = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights}
         return buffer.dispatch(own.x, None, layout[0], layout[1], layout[3], layout[2], **given)

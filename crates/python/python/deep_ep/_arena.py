@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from moexpress import Communicator, Meeting, errors
+from moexpress import Communicator, Meeting
 from moexpress.adapter import Element, OutboxUse, block_bytes
 
+from ._telling import told_by_all
 from .config import Config
 
 _expired, _free = torch.UntypedStorage._expired, torch.UntypedStorage._free_weak_ref
@@ -89,17 +90,9 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
         hint: ``num_nvl_bytes``.
     """
     told = ",".join(map(str, (least, hint, free_bytes(device, meeting.world), *rows_to)))
-    everybody = meeting.all_gather(f"arena={told}".encode())
-    try:
-        # [ranks]: what each told.
-        numbers = [
-            [int(number) for number in one.removeprefix(b"arena=").split(b",")] for one in everybody if one is not None
-        ]
-        leasts, hints, frees, *to = zip(*numbers, strict=True)
-    except ValueError:
-        raise errors.InvalidArgument(
-            "the ranks make different calls, allowed: the same calls in the same order"
-        ) from None
+    # [ranks]: what each told.
+    numbers = [[int(number) for number in one.split(",")] for one in told_by_all(meeting, "arena", told)]
+    leasts, hints, frees, *to = zip(*numbers, strict=True)
     received = max(map(sum, to))
     batch = max(received + received // 4, *leasts)
     if kind(device) == "npu":
@@ -114,9 +107,8 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
 def agreed_for_kept(meeting: Meeting, arena: Arena) -> Room:
     """Finds the size of an arena for what was kept. All ranks call it."""
     device, room = arena.communicator.device, arena.room
-    told = f"kept={arena.needed()},{free_bytes(device, meeting.world)}".encode()
-    everybody = meeting.all_gather(told)
-    numbers = [one.removeprefix(b"kept=").split(b",") for one in everybody if one is not None]
+    told = f"{arena.needed()},{free_bytes(device, meeting.world)}"
+    numbers = [one.split(",") for one in told_by_all(meeting, "kept", told)]
     needed, free = max(int(one[0]) for one in numbers), min(int(one[1]) for one in numbers)
     return Room(room.rows, max(room.bytes, min(needed, free // SHARE)), False)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from ast import literal_eval
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,9 +16,13 @@ from moexpress.adapter import Element
 from . import _arena
 from ._arena import LOG, Arena, Room, Sizes
 from ._former import Former
+from ._telling import told_by_all
 
 WORST_TOKENS = 1 << 20
 """Bound on ``num_worst_tokens``, a rank. It takes no memory."""
+
+MOST_TALKS = 8
+"""Rounds until all ranks know that one has no memory for an arena: more than it takes to make one."""
 
 OUTBOX_CHANNELS = 64
 """Bound on outboxes a rank: each has a block of a multiprocessor."""
@@ -81,7 +86,7 @@ class Communicators:
             self.refuse_first(device)
             room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
-        elif least > arena.room.rows and not arena.room.is_all and not _arena.is_capturing(device):
+        elif least > arena.room.rows and not arena.room.is_all and not self._lost and not _arena.is_capturing(device):
             # All ranks name the same worst case, so all come here.
             arena = self._replaced(rows, arena, self._agreed(device, rows, least))
         return arena
@@ -102,7 +107,7 @@ class Communicators:
             if self._former.is_due():
                 self._free_former()
             self._grow(rows, arena, received)
-        except errors.MeetingFailed as failed:
+        except errors.Error as failed:
             # The dispatch brought its rows: who cannot meet now is heard of by the next call that needs it.
             LOG.warning("rank %d: the arena stays as it is, as the ranks did not meet: %s", self.meeting.rank, failed)
 
@@ -144,16 +149,36 @@ class Communicators:
             errors.InvalidArgument,
         ):  # more memory than there is, found early or late
             made = None
+        try:
+            is_everywhere = self._is_everywhere(made is not None)
+        except BaseException:
+            # Nobody knows who else has it: it is not to be freed alone.
+            self._apart += [] if made is None else [made]
+            raise
         # Where one has no memory for it, all go on with what they have.
-        if all(other == b"1" for other in self.meeting.all_gather(b"0" if made is None else b"1") if other is not None):
+        if is_everywhere:
             assert made is not None
             self._former.add(self._numbers[arena.communicator], arena)
             arena = self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
         else:
             if made is not None:
                 made.close()
+            elif device.type == "cuda":
+                # Who frees memory that others may still read waits for all.
+                self.meeting.barrier()
             arena.room = Room(larger.rows, room.bytes, True)
         return arena
+
+    def _is_everywhere(self, made: bool) -> bool:
+        """Whether all ranks have made one. Who has failed early meets the others in the midst of making theirs: they fail by what it tells, and
+        come here, too."""
+        for _ in range(MOST_TALKS):
+            try:
+                return all(other == "1" for other in told_by_all(self.meeting, "grown", "1" if made else "0"))
+            except errors.MeetingFailed:
+                if made:
+                    raise
+        raise errors.MeetingFailed(f"the ranks did not agree on an arena in {MOST_TALKS} rounds, allowed: fewer")
 
     def low(self, device: torch.device, rows: Sizes, max_tokens: int, per_choice: bool = True) -> Communicator:
         """For low latency. ``per_choice``: all calls for such sizes say the same."""
@@ -200,7 +225,6 @@ class Communicators:
         self._failed = None
         # No handle of what was replaced is taken any more.
         self._free_former(every=True)
-        self._apart += self._former.take_all()
 
     def rejoin(self, gone: Sequence[int]) -> None:
         """Brings all ranks but those of ``gone``, whose processes have ended, together again in low latency: all of them call it."""
@@ -226,11 +250,11 @@ class Communicators:
         lost = self.meeting.recover(sorted(set(mask)))
         rooms = {self._numbers[one.communicator]: (one.room.rows, one.room.is_all) for one in self._normal.values()}
         low = [self._numbers[one] for one in self.all_low()]
-        mine = repr((self._made, rooms, low))
-        told = [literal_eval(one.decode()) for one in self.meeting.all_gather(mine.encode()) if one is not None]
-        made, all_rooms, all_low = zip(*told, strict=True)
-        self._made = max(made)
-        common_normal, common_low = set.intersection(*map(set, all_rooms)), set.intersection(*map(set, all_low))
+        told = told_by_all(self.meeting, "made", repr((rooms, low, self._former.numbers())))
+        all_rooms, *others = zip(*map(literal_eval, told), strict=True)
+        common_normal, common_low, common_former = (
+            set.intersection(*map(set, all_of)) for all_of in (all_rooms, *others)
+        )
         for rows, arena in list(self._normal.items()):
             number = self._numbers[arena.communicator]
             if number in common_normal:
@@ -241,6 +265,7 @@ class Communicators:
         for sizes, communicator in list(self._low.items()):
             if self._numbers[communicator] not in common_low:
                 self._apart.append(self._low.pop(sizes))
+        self._apart += self._former.take_others(common_former)
         return lost
 
     def _in_order(self, communicators: list[Communicator]) -> list[Communicator]:
@@ -262,12 +287,12 @@ class Communicators:
     def close(self) -> None:
         """Closes all of them, and leaves the meeting."""
         self.closed = True
-        for communicator in [*self._all(), *self._apart]:
-            communicator.close()
-        self._low.clear()
-        self._normal.clear()
-        self._former, self._apart = Former(), []
-        self.meeting.close()
+        # The first failure is raised when all are closed.
+        with ExitStack() as closing:
+            closing.callback(self.meeting.close)
+            for communicator in reversed([*self._all(), *self._apart]):
+                closing.callback(communicator.close)
+            self._low, self._normal, self._former, self._apart = {}, {}, Former(), []
 
     def stream(self) -> torch.Stream:
         """The stream of the first of them, the same each time."""
@@ -319,6 +344,15 @@ class Communicators:
         """Whether there is one for low latency of such sizes."""
         return (rows, max_tokens) in self._low
 
+    def has_normal(self, rows: Sizes) -> bool:
+        """Whether there is one for throughput mode of such sizes."""
+        return rows in self._normal
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether ranks were given up, so that none can be made for new sizes."""
+        return bool(self._lost)
+
     def refuse_first(self, device: torch.device) -> None:
         """A communicator is about to be made: not in a capture, nor of another device."""
         self.check(device)
@@ -354,6 +388,9 @@ class Communicators:
         return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes, outboxes=channels)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:
+        # One more than any rank knows: whoever fails from here on, others have it by no number that is another's.
+        self._made = 1 + max(int(count) for count in told_by_all(self.meeting, "make", str(self._made)))
+        number = self._made
         made = Communicator(
             self.meeting,
             experts=rows.experts,
@@ -367,6 +404,5 @@ class Communicators:
             **settings,
         )
         self.device = device
-        self._made += 1
-        self._numbers[made] = self._made
+        self._numbers[made] = number
         return made

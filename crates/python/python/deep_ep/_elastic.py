@@ -80,6 +80,9 @@ class Elastic:
         arena, received = self._sent(
             rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, layout.expand
         )
+        # Before anything else may fail on this rank alone: the ranks count together.
+        if not worst:
+            self.communicators.grow(sizes, arena, received.handle.most_rows())
         if defer:
             for given in (stats, topk_idx):
                 arena.communicator.order.beyond(given)
@@ -91,8 +94,6 @@ class Elastic:
                 stats += handle.num_unaligned_recv_tokens_per_expert
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
         over = event(arena.communicator, defer)
-        if not worst:
-            self.communicators.grow(sizes, arena, received.handle.most_rows())
         return handed, None if layout.expand else received.topk_idx, weights, handle, over
 
     @_poisons

@@ -4,10 +4,12 @@ is for all ranks together: on GPUs none takes back memory that others still read
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 
 from moexpress import Communicator, Meeting
 
 from ._arena import Arena
+from ._telling import told_by_all
 
 FIRST_LOOK, LAST_LOOK = 8, 512
 """Dispatches of new routing until the ranks ask each other who has handles still: twice as many after each look that closed nothing, up to
@@ -40,17 +42,18 @@ class Former:
     def agreed(self, meeting: Meeting, every: bool) -> dict[int, Communicator]:
         """Those of which no rank has handles, or every one that all ranks have; taken out. All ranks call it."""
         mine = [number for number, (arena, _) in self._of.items() if every or arena() is None]
-        everybody = meeting.all_gather(f"former={','.join(map(str, mine))}".encode())
-        numbers = set.intersection(
-            *(set(one.removeprefix(b"former=").split(b",")) for one in everybody if one is not None)
-        )
-        found = {number: self._of.pop(number)[1] for number in mine if str(number).encode() in numbers}
+        everybody = told_by_all(meeting, "former", ",".join(map(str, mine)))
+        common = set.intersection(*(set(one.split(",")) for one in everybody))
+        found = {number: self._of.pop(number)[1] for number in mine if str(number) in common}
         self._between = FIRST_LOOK if found else min(2 * self._between, LAST_LOOK)
         self._left = self._between
         return found
 
-    def take_all(self) -> list[Communicator]:
-        """All of them, taken out."""
-        communicators = self.all()
-        self._of = {}
-        return communicators
+    def numbers(self) -> list[int]:
+        """Theirs."""
+        return list(self._of)
+
+    def take_others(self, numbers: Collection[int]) -> list[Communicator]:
+        """Those of other numbers than these, taken out. The ranks count dispatches anew, as one may have missed some."""
+        self._left = self._between = FIRST_LOOK
+        return [self._of.pop(number)[1] for number in self.numbers() if number not in numbers]

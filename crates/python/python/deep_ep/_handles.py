@@ -24,7 +24,7 @@ from ._under_way import UnderWay
 T = TypeVar("T")
 
 LOOKS = 4
-"""Tensors that are looked at, whether they are gone, each time that one is noted."""
+"""Tensors that are looked at, whether they are gone, at a time."""
 
 
 class Known(Generic[T]):
@@ -42,9 +42,15 @@ class Known(Generic[T]):
         if storage.cdata not in self._of:
             self._turn.append(storage.cdata)
         self._of[storage.cdata] = (storage, what)
-        # Of more than are noted some are looked at each time, so that what is gone is soon forgotten, and with it the communicator that it was of.
-        for _ in range(min(LOOKS, len(self._turn))):
-            number = self._turn.popleft()
+        self.look()
+
+    def look(self) -> None:
+        """Looks at some of what is noted: what is gone is soon forgotten, and with it the communicator that it was of."""
+        for _ in range(LOOKS):
+            try:
+                number = self._turn.popleft()
+            except IndexError:
+                return
             known = self._of.get(number)
             if known is not None and known[0].expired():
                 del self._of[number]

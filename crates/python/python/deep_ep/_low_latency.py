@@ -108,12 +108,12 @@ class LowLatency:
         topk_idx, device = _checks.topk_idx(topk_idx), x.device
         experts = limits.number("num_experts", experts, 1)
         max_tokens = limits.number("num_max_dispatch_tokens_per_rank", max_tokens, 1)
+        self._check_waited("dispatch_wait_recv_cost_stats", waited, device)
         of = Sizes(experts, topk_idx.shape[1], x.shape[1], element_on(device, element))
         communicator = self.communicators.low(device, of, max_tokens)
         if stats is not None:
             local = (communicator.local_experts,)
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, local, device)
-        self._check_waited("dispatch_wait_recv_cost_stats", waited, device)
         under_way, receive = self._under_way(communicator), None
         routing = LowRouting(under_way)
         if not return_recv_hook and waited is None and under_way.goes_at_once():

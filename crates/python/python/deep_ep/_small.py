@@ -75,6 +75,8 @@ class Small:
         self.communicators = communicators
         self.most_tokens = min(most_tokens or MOST_TOKENS, MOST_TOKENS)
         self._too_large: set[Sizes] = set()
+        # Those of which both communicators were made.
+        self._made: set[Sizes] = set()
         self._bounds: set[int] = set()
         self._generation = 0
 
@@ -179,7 +181,7 @@ class Small:
         """Refuses a bound that is not the same on all ranks: it says how batches go, and how many rows there is room for."""
         if self._generation != self.communicators.generation:
             # What failed may have been agreed on some ranks alone.
-            self._bounds, self._generation = set(), self.communicators.generation
+            self._bounds, self._made, self._generation = set(), set(), self.communicators.generation
         if most_tokens not in self._bounds:
             self.communicators.check(device)
             self.communicators.meeting.agree({"num_max_tokens_per_rank": most_tokens})
@@ -188,10 +190,14 @@ class Small:
 
     def _is_made(self, sizes: Sizes, device: torch.device) -> bool:
         communicators = self.communicators
-        if communicators.has_low(sizes, self.most_tokens):
+        if sizes in self._made and communicators.has_low(sizes, self.most_tokens):
             communicators.check(device)
             return True
-        if sizes in self._too_large:
+        in_throughput = sizes._replace(element="bf16")
+        if communicators.has_low(sizes, self.most_tokens) and communicators.has_normal(in_throughput):
+            self._made.add(sizes)
+            return True
+        if sizes in self._too_large or communicators.has_lost:
             return False
         communicators.refuse_first(device)
         # What differs between ranks is an error of this call, and is not remembered.
@@ -204,8 +210,8 @@ class Small:
             self._too_large.add(sizes)
             return False
         # What low latency does not bring back goes by throughput mode, perhaps in a capture, or when a rank is gone: neither can make one then.
-        in_throughput = sizes._replace(element="bf16")
         communicators.normal(device, in_throughput, lambda: [0] * communicators.meeting.world, self._room())
+        self._made.add(sizes)
         return True
 
     def _room(self) -> int:

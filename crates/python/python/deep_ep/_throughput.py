@@ -117,6 +117,10 @@ class Throughput:
                 outbox=arena.outbox(config),
                 defer=defer,
             )
+        # Before anything else may fail on this rank alone: the ranks count together.
+        if not num_worst_tokens:
+            self.communicators.grow(of, arena, received.handle.most_rows())
+        self._known.look()
         routing = Routing(arena, of, received.handle, num_sms // 2, self.communicators.generation, num_worst_tokens)
         made = self._handle(routing, received, is_token_in_rank)
         handed, choices = taken(rows, received, arena, defer), received.topk_idx
@@ -125,8 +129,6 @@ class Throughput:
                 choices = choices.int()
         event = event_after(arena.communicator, defer)
         counts = [] if num_worst_tokens else received.expert_counts
-        if not num_worst_tokens:
-            self.communicators.grow(of, arena, received.handle.most_rows())
         return handed, choices, received.topk_weights, counts, made, event
 
     @plain

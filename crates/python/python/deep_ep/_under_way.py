@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import contextmanager
-from threading import RLock
+from contextlib import contextmanager, suppress
+from threading import TIMEOUT_MAX, RLock
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,23 +30,26 @@ class Sent:
     __slots__ = ("__weakref__", "half", "is_gone", "then", "under_way", "waited")
 
     def __init__(self, under_way: UnderWay, half: Half, waited: torch.Tensor | None, then: Callable[[], None]) -> None:
-        self.under_way, self.half, self.waited, self.then = under_way, half, waited, then
+        self.under_way, self.waited = under_way, waited
+        # None, both, once it was received.
+        self.half: Half | None = half
+        self.then: Callable[[], None] | None = then
         self.is_gone = False
         """Whether the ranks were brought together again before it was received."""
 
     def __call__(self) -> None:
-        if self.is_gone:
-            raise errors.InvalidArgument(
-                "hook is of an operation that was under way when the ranks were brought together again, allowed: one that was sent since"
-            )
-        self.under_way.upto(self)
+        if self.half is not None:
+            self.under_way.upto(self)
 
     def receive(self) -> None:
         """Receives it alone."""
-        communicator, waited = self.under_way.communicator, self.waited
+        half, then, communicator, waited = self.half, self.then, self.under_way.communicator, self.waited
+        if half is None or then is None:
+            return
         before = communicator.stats()["waited_ns"] if waited is not None else []
-        self.under_way.receive(self.half)
-        self.then()
+        self.under_way.receive(half)
+        then()
+        self.half = self.then = self.waited = None
         if waited is not None:
             check.memory("wait_recv_cost_stats", waited)
             after = communicator.stats()["waited_ns"]
@@ -85,26 +88,39 @@ class UnderWay:
     def sent(self, half: Half, waited: torch.Tensor | None, then: Callable[[], None] = lambda: None) -> Sent:
         """Notes that ``half`` was sent."""
         sent = Sent(self, half, waited, then)
-        self._sent = deque(sent for sent in self._sent if sent() is not None)
+        for reference in [reference for reference in self._sent if reference() is None]:
+            self._forget(reference)
         self._sent.append(weakref.ref(sent))
         return sent
 
     def upto(self, last: Sent) -> None:
         """Receives everything up to ``last``, if that was not received."""
         with self._in_turn():
-            while any(sent() is last for sent in self._sent):
-                sent = self._sent[0]()
+            # Each step asks anew: other threads send and clear meanwhile, and signal handlers may receive.
+            while last.half is not None and not last.is_gone:
+                reference = next(iter(tuple(self._sent)), None)
+                if reference is None:
+                    break
+                sent = reference()
                 if sent is not None:
                     sent.receive()
-                self._sent.popleft()
+                self._forget(reference)
+        if last.is_gone and last.half is not None:
+            raise errors.InvalidArgument(
+                "hook is of an operation that was under way when the ranks were brought together again, allowed: one that was sent since"
+            )
+
+    def _forget(self, reference: weakref.ref[Sent]) -> None:
+        with suppress(ValueError):  # another has
+            self._sent.remove(reference)
 
     def clear(self) -> None:
         """The ranks were brought together again: nothing is under way any more."""
-        for sent in self._sent:
-            held = sent()
-            if held is not None:
-                held.is_gone = True
-        self._sent.clear()
+        for reference in tuple(self._sent):
+            sent = reference()
+            if sent is not None:
+                sent.is_gone = True
+            self._forget(reference)
 
     def receive(self, half: Half) -> None:
         """Receives it, without ranks that do not deliver where these are masked."""
@@ -123,7 +139,7 @@ class UnderWay:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         """Hooks of several threads receive one at a time."""
-        if not self._turn.acquire(timeout=self.communicator.timeout):
+        if not self._turn.acquire(timeout=min(self.communicator.timeout, TIMEOUT_MAX)):
             raise errors.Busy(
                 f"another thread has been receiving for {self.communicator.timeout} s, the timeout: call the hook when it has returned"
             )
