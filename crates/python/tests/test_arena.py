@@ -246,7 +246,7 @@ def check_outboxes(rank: int, world: int) -> None:
         with Log() as log:
             for _ in range(2):
                 check_rows(dispatch(buffer, tokens, rank, world)[0], tokens, world)
-        assert buffer.stats()["arena_bytes"] == 0 and "go through outboxes of" in log.said[-1]
+        assert buffer.stats()["arena_bytes"] == 0 and any("go through outboxes of" in said for said in log.said)
         assert bool((buffer.combine(few[0], few[4])[0] == world * (rank + 1)).all())
         buffer.destroy()
     finally:
