@@ -24,11 +24,14 @@ EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, 
     return choice;
 }
 
-/* Units of 16 bytes of a row that a thread has before it is the row's turn. Between nodes there are registers for one. */
+/* Units of 16 bytes of a row that a thread has before it is the row's turn. Between nodes there are registers for one; and rows that are given as
+   they travel are made in a call, as inlined they would take one register more than there are where kernels post to adapters. */
 #ifdef EP_FAR_H
 #define EP_LOW_AHEAD 1u
+#define EP_LOW_CODED EP_RARE
 #else
 #define EP_LOW_AHEAD 2u
+#define EP_LOW_CODED EP_DEV
 #endif
 /* What a thread has of a token before it is that token's turn: its choice, and the first units of the row. */
 struct EpLowAhead {
@@ -63,15 +66,15 @@ EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
     return ep_low_load_ahead(r, a, blockIdx.x);
 }
 
-/* The payload of a token's row that is given as it travels: codes, padding and scales lie side by side in it. */
-EP_DEV void ep_low_take_coded(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
+/* The payload of a token's row that is given as it travels: codes, padding and scales lie side by side in it. `ahead`: the thread's first unit. */
+EP_LOW_CODED void ep_low_take_coded(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, int4 ahead, ep_u8* payload) {
     const ep_u32 tid = threadIdx.x, columns = ep_low_columns(r, a), hidden = r.w.hidden, end = (ep_u32)r.w.scales_offset;
     const ep_u8 *x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride, *scales = (const ep_u8*)a.x_scales + (ep_u64)token * a.x_scales_row;
     const ep_u32 words = ((ep_u32)r.w.scales_bytes + 3) / 4;
     /* On its way while codes are stored. */
     const ep_u32 first = tid < words ? *(const ep_u32*)(scales + tid * a.x_scales_word) : 0;
     EP_SHORT for (ep_u32 at = tid; at * 16 < end; at += EP_LOW_THREADS) {
-        int4 v = at == tid ? ahead.v[0] : make_int4(0, 0, 0, 0);
+        int4 v = at == tid ? ahead : make_int4(0, 0, 0, 0);
         if (at != tid && at < columns) v = ep_ld16(x + (ep_u64)at * 16);
         if (at * 16 + 16 <= hidden) {
             ep_st16(payload + at * 16, v);
@@ -89,7 +92,7 @@ EP_DEV void ep_low_take_coded(const EpRank& r, const EpLowDispatchArgs& a, ep_u3
 
 /* Makes the payload of a token's row. */
 EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
-    if (a.x_scales != 0) return ep_low_take_coded(r, a, token, ahead, payload);
+    if (a.x_scales != 0) return ep_low_take_coded(r, a, token, ahead.v[0], payload);
     const ep_u32 tid = threadIdx.x, hidden = r.w.hidden, columns = (hidden + 7) / 8;
     /* Padding between codes and scales travels, as zeros. */
     const ep_u32 all = r.w.element == EP_ELEMENT_BF16 ? columns : (ep_u32)(r.w.scales_offset / 8);
