@@ -6,7 +6,7 @@ use moexpress::engine::low_latency::LowOrder;
 use pyo3::prelude::*;
 
 use crate::backend::{RawBatch, RawRows, RawScales};
-use crate::rank::{RawCombine, RawRouting};
+use crate::calls::{RawCombine, RawRouting};
 
 /// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
 pub(crate) type Order = (usize, bool);

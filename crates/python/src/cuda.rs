@@ -16,12 +16,13 @@ use moexpress::layout::RowFormat;
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, LowTold, RawRows, RowsOut, Typed, poll};
+use crate::calls::Calls;
 use crate::dlpack::{Device, Element, Tensor};
 use crate::early::{self, EarlyOut, RawReady};
 use crate::far;
 use crate::guard::Own;
 use crate::join::Options;
-use crate::rank::{Calls, Rank};
+use crate::rank::Rank;
 use crate::room::{LowRoom, Owner, Scales};
 
 /// Rows lie at multiples of this.

@@ -11,13 +11,13 @@ use pyo3::types::PyDict;
 
 use crate::arguments::{CombineOptions, DispatchOptions, Order, RawOutbox, outbox_use};
 use crate::backend::{RawBatch, RawRows};
+use crate::calls::{Answer, Calls, Ended, GoOn, RawCombine, RawRouting};
 use crate::early::{Early, RawReady};
 use crate::error::{busy, closed, invalid, of};
 use crate::guard::{Own, Patience, aside};
 use crate::handle::{Handle, LowHandle, Pending};
 use crate::join::{Options, Plan, Sizes, join};
 use crate::meeting::{Meeting, within};
-use crate::rank::{Answer, Calls, Ended, GoOn, RawCombine, RawRouting};
 use crate::results::{Dispatched, LowDispatched};
 use crate::turns::{Refused, Turns};
 

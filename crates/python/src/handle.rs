@@ -9,10 +9,10 @@ use moexpress::{Rank, Topology, engine};
 use pyo3::prelude::*;
 
 use crate::backend::LowTold;
+use crate::calls::AnyLow;
 use crate::error::{invalid, of};
 use crate::guard::Own;
 use crate::rail::{self, Passed};
-use crate::rank::AnyLow;
 
 /// Replays the routing of a dispatch: for combine, and for cached dispatch.
 #[pyclass(frozen, module = "moexpress._native")]

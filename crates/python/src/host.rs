@@ -13,10 +13,11 @@ use moexpress::transport::{AnyLanes, AnyTransport, NoTransport};
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, LowTold, RawRows, RawScales, RowsOut, Typed};
+use crate::calls::Calls;
 use crate::dlpack::{Device, Element, Tensor};
 use crate::far::Far;
 use crate::handle::slice;
-use crate::rank::{Calls, Rank};
+use crate::rank::Rank;
 use crate::room::{LowRoom, Owner, Scales};
 
 /// Bytes of a scale, or a pack of them, in a tensor.

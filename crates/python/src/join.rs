@@ -7,10 +7,10 @@ use moexpress::settings::SettingsBuilder;
 use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
 use pyo3::prelude::*;
 
+use crate::calls::Calls;
 use crate::error::of;
 use crate::far;
 use crate::meeting::within;
-use crate::rank::Calls;
 
 /// Of what, and how much of it.
 #[derive(Clone, Copy, Debug, FromPyObject)]

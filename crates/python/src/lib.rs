@@ -44,6 +44,7 @@
 mod arguments;
 mod away;
 mod backend;
+mod calls;
 mod cuda;
 mod dlpack;
 mod early;

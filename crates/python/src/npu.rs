@@ -19,11 +19,12 @@ use pyo3::prelude::*;
 
 use crate::away::Home;
 use crate::backend::{Backend, LowInto, LowTold, RawRows, RowsOut, Typed, poll};
+use crate::calls::Calls;
 use crate::dlpack::{Device, Element, Tensor};
 use crate::error::of;
 use crate::guard::Own;
 use crate::join::Options;
-use crate::rank::{Calls, Rank};
+use crate::rank::Rank;
 use crate::room::{LowRoom, Owner, Scales};
 
 /// The file of the kernels that the vendor's compiler has built.

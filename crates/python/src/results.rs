@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 
+use crate::calls::{self, Experts};
 use crate::dlpack::Tensor;
 use crate::handle::Handle;
-use crate::rank::{self, Experts};
 use crate::room::LowRoom;
 
 /// Tensors of a dispatch, each to be taken once, as a DLPack capsule: None where there is none, and after that. Making a capsule takes
@@ -47,9 +47,9 @@ struct Parts {
 
 impl Dispatched {
     /// Of rank `me`.
-    pub(crate) fn new(dispatched: rank::Dispatched, me: Rank, topology: Topology) -> Self {
-        let rank::Dispatched { x, scales, rows, choices, source_token, source_rank, .. } = dispatched;
-        let rank::Dispatched { expert_counts, counts, by_expert, handle, .. } = dispatched;
+    pub(crate) fn new(dispatched: calls::Dispatched, me: Rank, topology: Topology) -> Self {
+        let calls::Dispatched { x, scales, rows, choices, source_token, source_rank, .. } = dispatched;
+        let calls::Dispatched { expert_counts, counts, by_expert, handle, .. } = dispatched;
         let ((topk_idx, topk_weights), (device_rows, device_counts)) = (choices.unzip(), counts.unzip());
         let (experts, places) = by_expert.map(|told| (told.experts, (told.slots, told.offsets))).unzip();
         let (slots, offsets) = places.unzip();

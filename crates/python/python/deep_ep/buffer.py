@@ -44,7 +44,8 @@ class Buffer(NotServed):
             rows by what carries them between nodes, on one node, too.
         num_qps_per_rank, allow_mnnvl, use_fabric: accepted, without effect. ``meta_addr``, sgl-kernel-npu's for its zbccl: only 0.
         explicitly_destroy: whether :meth:`destroy` will be called. Without, everything is freed when the buffer is, or at exit.
-        enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods.
+        enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods. On GPUs its calls wait for their
+            kernels then.
         comm: an MPI communicator instead of a group.
     """
 
@@ -377,7 +378,7 @@ class Buffer(NotServed):
             topk_idx: int64 or int32 ``[tokens, topk]``, -1 for a dropped choice.
             num_max_dispatch_tokens_per_rank: the same on all ranks.
             cumulative_local_expert_recv_stats: int32 ``[local experts]``, to which received rows are added.
-            dispatch_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added.
+            dispatch_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added; on CPUs alone.
             use_fp8: FP8 rows with a scale for each 128 elements, on NPUs INT8 rows with a scale each; else bf16.
             round_scale: scales are powers of two.
             use_ue8m0: and stored as UE8M0, four in an int32. Needs ``round_scale``.
@@ -434,7 +435,7 @@ class Buffer(NotServed):
             use_logfmt: accepted; results travel as bf16, which is more exact.
             zero_copy: results were written to :meth:`get_next_low_latency_combine_buffer`; ``x`` is not read.
             out: bf16 ``[tokens, hidden]`` for the sums.
-            combine_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added.
+            combine_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added; on CPUs alone.
             overlap: a kernel of another stream is still making ``x``, and adds to ``comp_signal`` for each tile. On GPUs of one node.
             packed_recv_count: accepted; the handle knows how many rows there are.
             comp_signal: int32, one for each ``block_m`` rows of a local expert, zero before that kernel begins.

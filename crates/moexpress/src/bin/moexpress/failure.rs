@@ -29,8 +29,8 @@ impl Failure {
         Self { text: text.to_string(), report: String::new(), code: FAILED }
     }
 
-    #[cfg(any(feature = "host", feature = "cuda", feature = "ascend"))] // The simulator's ranks do not meet.
     /// A rank that did not come together with the others: bad input is what it was given, all else a run that failed.
+    #[cfg(any(feature = "host", feature = "cuda", feature = "ascend"))] // The simulator's ranks do not meet.
     pub(crate) fn of_join(error: &Error) -> Self {
         match error {
             Error::Invalid { .. } | Error::Unsupported { .. } => Self::bad_input(error),

@@ -28,7 +28,7 @@ impl Ending {
     /// The exit code that says the same.
     pub(super) fn code(self) -> u8 {
         match self {
-            // Codes of other systems than Unix may not fit.
+            // Where none is known it may be any number.
             Self::Exited(code) => u8::try_from(code).unwrap_or(crate::failure::FAILED),
             Self::Killed(signal) => signals::code(signal),
         }
@@ -84,21 +84,21 @@ impl Process {
     /// Passes a signal on.
     pub(super) fn signal(&self, signal: Signal) {
         if !self.reaped {
-            self.home.pass_on(&mut self.child.child(), signal);
+            self.home.pass_on(signal);
         }
     }
 
     /// Tells it, and all that it started, to end.
     pub(super) fn end(&self) {
         if !self.reaped {
-            self.home.end(&mut self.child.child());
+            self.home.end();
         }
     }
 
     /// Ends it, and all that it started, without asking.
     pub(super) fn kill(&self) {
         if !self.reaped {
-            self.home.kill(&mut self.child.child());
+            self.home.kill();
         }
     }
 

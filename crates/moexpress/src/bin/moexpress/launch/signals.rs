@@ -135,17 +135,17 @@ impl Home {
         command.process_group(self.group.0.as_raw_pid());
     }
 
-    pub(super) fn pass_on(&self, _: &mut Child, signal: Signal) {
+    pub(super) fn pass_on(&self, signal: Signal) {
         if let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) {
             self.group.tell(signal);
         }
     }
 
-    pub(super) fn end(&self, _: &mut Child) {
+    pub(super) fn end(&self) {
         self.group.end();
     }
 
-    pub(super) fn kill(&self, _: &mut Child) {
+    pub(super) fn kill(&self) {
         self.group.kill();
     }
 
