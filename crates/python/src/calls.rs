@@ -72,7 +72,7 @@ pub(crate) struct ByExpert {
     pub(crate) offsets: Tensor,
 }
 
-/// First slots and rows of experts. See [`ExpertSlots`].
+/// First slots and rows of experts. See [`moexpress::engine::ExpertSlots`].
 pub(crate) enum Experts {
     OnHost(Vec<u32>, Vec<u32>),
     OnDevice(Tensor, Tensor),

@@ -171,7 +171,7 @@ def check_meeting(rank: int, world: int) -> None:
         with impatient(meeting), pytest.raises(errors.MeetingFailed):
             meeting.barrier()
     dist.barrier()
-    with pytest.raises(ValueError, match=f"rank is {world}, allowed: 0 to {world - 1}"):
+    with pytest.raises(ValueError, match=f"mask is {world}, allowed: 0 to {world - 1}"):
         meeting.recover([world])
     with pytest.raises(ValueError, match="mask is nobody"):
         meeting.recover(["nobody"])  # type: ignore[list-item]

@@ -63,7 +63,7 @@ class Communicators:
         self._former = Former()
         # Those that only some ranks have, after a failure: to free one is for all ranks together, so they stay.
         self._apart: list[Communicator] = []
-        # Each is known to all ranks by a number: how many were made when it was.
+        # Each is known to all ranks by a number, one more than the highest that any of them knew when it was made.
         self._made = 0
         self._numbers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
         # What each has counted when it was last asked.
@@ -223,8 +223,9 @@ class Communicators:
         self._masked = set(self._lost)
         self.generation += 1
         self._failed = None
-        # No handle of what was replaced is taken any more.
-        self._free_former(every=True)
+        # No handle of what was replaced is taken any more; all ranks have the same of it.
+        if self._former.all():
+            self._free_former(every=True)
 
     def rejoin(self, gone: Sequence[int]) -> None:
         """Brings all ranks but those of ``gone``, whose processes have ended, together again in low latency: all of them call it."""

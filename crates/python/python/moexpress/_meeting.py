@@ -129,8 +129,8 @@ class Meeting:
         Raises:
             errors.Excluded: the others gave up on this rank.
         """
-        ranks = _limits.numbers("mask", mask, self.world)
-        return self._native.recover([_limits.number("rank", rank, 0, self.world - 1) for rank in ranks], self.timeout)
+        ranks = _limits.numbers("mask", mask, self.world, most=self.world - 1)
+        return self._native.recover(ranks, self.timeout)
 
     def agree(self, what: dict[str, object]) -> None:
         """Refuses to go on unless all ranks call this with the same values.
