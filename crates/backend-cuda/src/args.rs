@@ -15,7 +15,7 @@ pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
-    Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions,
+    Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions, Slots,
     Spread, SumShape, Unpack,
 };
 
@@ -65,8 +65,8 @@ pub(crate) const POSITION_THREADS: u32 = 512;
 pub(crate) const COUNTS_THREADS: u32 = 512;
 /// Threads of a block of the kernel that finds which ranks and experts a batch goes to.
 pub(crate) const MEMBERS_THREADS: u32 = 512;
-/// Warps of a block of the kernel that orders rows by expert, at most.
-pub(crate) const SPREAD_WARPS: u32 = 16;
+/// Warps of a block of the kernel that finds where rows by expert stand, at most.
+pub(crate) const SLOTS_WARPS: u32 = 16;
 /// Bytes of an `EpPlace`: where rows go at a rank.
 pub(crate) const PLACE_BYTES: u32 = 24;
 /// Bytes of an `EpSource`: where a rank's offered rows lie.
@@ -119,7 +119,7 @@ const NUMBERS: [(&str, u32); 35] = [
     ("POSITION_THREADS", POSITION_THREADS),
     ("COUNTS_THREADS", COUNTS_THREADS),
     ("MEMBERS_THREADS", MEMBERS_THREADS),
-    ("SPREAD_WARPS", SPREAD_WARPS),
+    ("SLOTS_WARPS", SLOTS_WARPS),
     ("PLACE_BYTES", PLACE_BYTES),
     ("SOURCE_BYTES", SOURCE_BYTES),
     ("ROUTE_BYTES", ROUTE_BYTES),
@@ -162,6 +162,7 @@ pub(crate) fn header() -> String {
         Dispatch::declaration(),
         Unpack::declaration(),
         Blank::declaration(),
+        Slots::declaration(),
         Spread::declaration(),
         Fold::declaration(),
         Offer::declaration(),

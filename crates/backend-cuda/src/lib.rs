@@ -94,7 +94,7 @@ pub use cluster::{Builder, Cluster};
 pub use endpoint::graphs;
 pub use endpoint::{
     Apart, Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Early, Event, LowHandle, LowPlaces,
-    LowPlacesBySource, LowScales, Owned, Ready, Rows, ScaleStrides, Signals,
+    LowPlacesBySource, LowPlacesPacked, LowScales, Owned, Ready, Rows, ScaleStrides, Signals,
 };
 #[cfg(feature = "workshop")]
 pub use endpoint::{Consumed, CrashFlag};

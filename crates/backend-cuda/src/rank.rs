@@ -52,6 +52,10 @@ const PIECE: u64 = 16 << 10;
 const MOVERS_THAT_FILL: u32 = 9;
 /// Warps of a dispatch block that write headers.
 const HEADER_WARPS: u32 = 4;
+/// Threads of a block of kernels that move memory of this GPU alone.
+const LOCAL_THREADS: u32 = 256;
+/// Their blocks on each multiprocessor: as many as it runs at a time.
+const LOCAL_BLOCKS: u32 = 8;
 
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -400,7 +404,7 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn blank(&self, call: Call, args: &args::Blank) -> Result<(), CudaError> {
         // SAFETY: as the caller promises.
-        unsafe { self.launch(self.kernels.blank, self.light(), call, args) }
+        unsafe { self.launch(self.kernels.blank, self.local(args.rows), call, args) }
     }
 
     /// Headers of a block that is offered.
@@ -441,6 +445,14 @@ impl RankDevice {
     /// Kernels that wait for nobody and move little.
     const fn light(&self) -> Launch {
         Launch { blocks: self.blocks, threads: 256, shared_memory: 0, mode: Mode::Plain }
+    }
+
+    /// Kernels that wait for nobody, and move up to so many rows in memory of this GPU alone, a warp each. They take all multiprocessors: with as
+    /// many as the links need they would last longer than what they follow.
+    fn local(&self, rows: u32) -> Launch {
+        let most = self.stream.device().multiprocessors() * LOCAL_BLOCKS;
+        let blocks = rows.div_ceil(LOCAL_THREADS / 32).clamp(1, most);
+        Launch { blocks, threads: LOCAL_THREADS, shared_memory: 0, mode: Mode::Plain }
     }
 }
 

@@ -81,8 +81,8 @@ pub enum Requirement {
     ManyNodes,
     /// Dispatches by expert ([`ep_core::engine::Dispatch::by_expert`]).
     ByExpert,
-    /// Rows of low latency by source ([`ep_core::engine::low_latency::LowOrder`]).
-    LowBySource,
+    /// Rows of low latency by source, or packed ([`ep_core::engine::low_latency::LowOrder`]).
+    LowOrders,
     /// Rows of [`Element::Int8`](ep_core::Element::Int8).
     Int8,
 }

@@ -21,6 +21,8 @@ pub struct How {
     pub alignment: u32,
     /// Rows to make room for, where their number is to stay in the machine's memory; 0: the host hears how many come.
     pub worst_rows: u32,
+    /// Padding is to be zeros.
+    pub zero_spare: bool,
     /// The received weights travel back.
     pub return_weights: bool,
     /// `[tokens, hidden]` bits of bf16 each: rows to start the sums from.
@@ -73,7 +75,7 @@ impl Seen {
 
     /// Results for the rows by expert, `[slots, hidden]` bits of bf16: of each choice what its expert makes of its row. A cached dispatch, whose
     /// rows carry no choices, returns twice each value. Padding, which nobody may look at, becomes NaN.
-    fn experts(&self, world: &World, rank: Rank) -> Vec<u16> {
+    pub(crate) fn experts(&self, world: &World, rank: Rank) -> Vec<u16> {
         let x = elements(world, &self.observed.recv_x);
         let hidden = world.shape().hidden() as usize;
         let mut y = vec![0x7fc0; x.len()];
@@ -83,8 +85,10 @@ impl Seen {
                 Some(&local) => self.scale(world, rank, choice, local.max(0) as u32),
                 None => 2.0,
             };
+            // A slot that there is not is found by the comparison.
             let row = slot * hidden..(slot + 1) * hidden;
-            for (y, x) in y[row.clone()].iter_mut().zip(&x[row]) {
+            let (Some(y), Some(x)) = (y.get_mut(row.clone()), x.get(row)) else { continue };
+            for (y, x) in y.iter_mut().zip(x) {
                 *y = bf16::from_f32(scale * x).to_bits();
             }
         }
@@ -112,6 +116,7 @@ pub async fn round<E: Endpoint>(ep: &mut E, world: &World, batch: &Batch, how: &
         by_expert: true,
         worst_rows: how.worst_rows,
         device_counts: how.worst_rows > 0,
+        zero_spare: how.zero_spare,
         ..Dispatch::default()
     };
     let got = ep.dispatch_with(&x, &routing, &options).await?;
@@ -165,21 +170,25 @@ async fn give_back<E: Endpoint>(
 }
 
 /// What the oracle says of a rank's rows by expert.
-struct Expected {
+pub(crate) struct Expected {
     /// Rows that there is room for.
     rows_in_all: usize,
     /// Rows by expert that there is room for.
     room: usize,
     /// Whether the host is not told which are whose.
     stays: bool,
-    arrival: Arrival,
-    expanded: Expanded,
-    /// `[rows, hidden]`: results of the received rows.
+    /// Whether padding is zeros.
+    zero_spare: bool,
+    pub(crate) arrival: Arrival,
+    pub(crate) expanded: Expanded,
+    /// `[rows by expert, hidden]`: results.
+    pub(crate) y: Vec<u16>,
+    /// `[rows, hidden]`: those of the received rows.
     rows: Vec<u16>,
 }
 
 impl Expected {
-    fn new(world: &World, rank: Rank, arrival: Arrival, how: &How, cached: bool) -> Self {
+    pub(crate) fn new(world: &World, rank: Rank, arrival: Arrival, how: &How, cached: bool) -> Self {
         let alignment = how.alignment as usize;
         let (expanded, worst_rows) = match world.takes_part(rank) {
             true => (reference::expand(world, &arrival.received, alignment), how.worst_rows as usize),
@@ -195,7 +204,7 @@ impl Expected {
             false => reference::apply_experts_expanded(world, rank, &arrival.received, &x, &expanded),
         };
         let rows = reference::reduce_expanded(world, &expanded, &y);
-        Self { rows_in_all, room, stays: worst_rows > 0, arrival, expanded, rows }
+        Self { rows_in_all, room, stays: worst_rows > 0, zero_spare: how.zero_spare, arrival, expanded, y, rows }
     }
 
     /// The bytes of the rows by expert, zeros between those of two experts and behind the last.
@@ -209,6 +218,18 @@ impl Expected {
         let mut all: Vec<u8> = self.expanded.picks.iter().flat_map(bytes).collect();
         all.resize(self.room * row_bytes, 0);
         all
+    }
+
+    /// The bytes of the rows by expert that a rank saw, without what lies in padding where that is undefined.
+    fn defined(&self, world: &World, mut seen: Vec<u8>) -> Vec<u8> {
+        let mut is_row = self.expanded.picks.iter().map(Option::is_some);
+        for row in seen.chunks_exact_mut(world.shape().row_bytes() as usize) {
+            let is_row = is_row.next().unwrap_or(false);
+            if !is_row && !self.zero_spare {
+                row.fill(0);
+            }
+        }
+        seen
     }
 }
 
@@ -268,7 +289,13 @@ pub fn compare(
 }
 
 /// Compares what one rank received.
-fn dispatched(world: &World, rank: Rank, expected: &Expected, cached: bool, seen: &Seen) -> Result<Compared, Mismatch> {
+pub(crate) fn dispatched(
+    world: &World,
+    rank: Rank,
+    expected: &Expected,
+    cached: bool,
+    seen: &Seen,
+) -> Result<Compared, Mismatch> {
     let (at, topk, Expanded { first, slots, offsets, .. }) =
         (Place { rank }, world.shape().topk() as usize, &expected.expanded);
     let got = &seen.observed;
@@ -286,7 +313,8 @@ fn dispatched(world: &World, rank: Rank, expected: &Expected, cached: bool, seen
         compared.indices += at.numbers(name, 1, got, &up_to(received, expected.rows_in_all, -1))?;
     }
     let row_bytes = world.shape().row_bytes() as usize;
-    compared.values += at.numbers("byte of the rows by expert", row_bytes, &got.recv_x, &expected.bytes(world))?;
+    let rows = expected.defined(world, got.recv_x.clone());
+    compared.values += at.numbers("byte of the rows by expert", row_bytes, &rows, &expected.bytes(world))?;
     if !cached {
         let aligned: Vec<u32> = first.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
         compared.indices += at.numbers("recv_counts", 1, &got.expert_counts, &aligned)?;

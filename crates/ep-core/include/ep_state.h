@@ -54,6 +54,7 @@
 #define EP_LOW_FIELD_LAST_OP 13u /* last low-latency operation of a generation */
 #define EP_LOW_FIELD_ROW_GENERATION 14u /* generation of a low-latency row */
 #define EP_LOW_FIELD_READY_EPOCH 15u /* batch that the readiness of results is of */
+#define EP_LOW_FIELD_SLOTS 16u /* rows by expert */
 
 /* Meetings of a launch's blocks: indices of EpLocal.arrived. */
 #define EP_MEETING_MOVED 0u /* Rows have been moved. */

@@ -35,13 +35,33 @@ impl<'py> FromPyObject<'_, 'py> for RawRouting {
     }
 }
 
-/// `(x, topk_idx, topk_weights, (repeats, by_source, waits, most_rows))`: rows of a low-latency batch as they travel where they have scales.
+/// How rows of low latency lie: `None`, by expert; `(0, False)`, by source; `(alignment, zero_spare)`, packed.
+#[derive(FromPyObject)]
+struct RawOrder(u32, bool);
+
+impl From<RawOrder> for LowOrder {
+    fn from(RawOrder(alignment, zero_spare): RawOrder) -> Self {
+        if alignment == 0 { Self::BySource } else { Self::Packed { alignment, zero_spare } }
+    }
+}
+
+/// The same for Python.
+pub(crate) const fn raw_order(order: LowOrder) -> Option<(u32, bool)> {
+    match order {
+        LowOrder::ByExpert => None,
+        LowOrder::BySource => Some((0, false)),
+        LowOrder::Packed { alignment, zero_spare } => Some((alignment, zero_spare)),
+    }
+}
+
+/// `(x, topk_idx, topk_weights, (repeats, order, waits, most_rows))`: rows of a low-latency batch as they travel where they have scales.
 impl<'py> FromPyObject<'_, 'py> for RawBatch {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (x, topk_idx, topk_weights, (repeats, by_source, waits, most_rows)) = given.extract()?;
-        let order = if by_source { LowOrder::BySource } else { LowOrder::ByExpert };
+        type Options = (bool, Option<RawOrder>, bool, Option<u32>);
+        let (x, topk_idx, topk_weights, (repeats, order, waits, most_rows)): (_, _, _, Options) = given.extract()?;
+        let order = order.map_or(LowOrder::ByExpert, LowOrder::from);
         Ok(Self { x, topk_idx, topk_weights, repeats, order, waits, most_rows })
     }
 }

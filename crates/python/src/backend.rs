@@ -44,7 +44,7 @@ pub(crate) struct RawBatch {
     pub(crate) order: LowOrder,
     /// Whether the call waits until the host knows how many rows came.
     pub(crate) waits: bool,
-    /// Bound on the rows that come, by source, where the caller knows a smaller one than the communicator's.
+    /// Bound on the rows of results, by source, where the caller knows a smaller one than the communicator's.
     pub(crate) most_rows: Option<u32>,
 }
 
@@ -54,20 +54,36 @@ pub(crate) struct LowTold {
     pub(crate) order: LowOrder,
     /// Of each local expert; empty where it does not know them.
     pub(crate) counts: Vec<i32>,
-    /// In all, by source; none where it does not know them.
+    /// Received rows, where these are told; none where it does not know them.
     pub(crate) rows: Option<u32>,
-    /// Bound on them, likewise.
+    /// Slots that packed rows take, likewise.
+    pub(crate) slots: Option<u32>,
+    /// Bound on the rows of results, by source and packed.
     pub(crate) most: Option<u32>,
 }
 
 impl LowTold {
-    /// Rows of results by source that there are at least; none for all that the communicator has room for.
+    /// Nothing is known.
+    pub(crate) const fn nothing(order: LowOrder) -> Self {
+        Self { order, counts: Vec::new(), rows: None, slots: None, most: None }
+    }
+
+    /// Rows of results that there are at least, by source and packed.
     pub(crate) fn result_rows(&self) -> Option<u32> {
-        self.rows.or(self.most)
+        let known = if matches!(self.order, LowOrder::Packed { .. }) { self.slots } else { self.rows };
+        known.or(self.most)
     }
 }
 
-/// Where what is told of rows by source goes, of a low-latency dispatch.
+/// Where it goes which packed rows stand where, of a low-latency dispatch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedInto {
+    pub(crate) first: usize,
+    pub(crate) slots: usize,
+    pub(crate) weights: usize,
+}
+
+/// Where what is told of received rows goes, of a low-latency dispatch by source, or packed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BySourceInto {
     pub(crate) first_of: usize,
@@ -90,6 +106,7 @@ pub(crate) struct LowInto {
     pub(crate) segments: usize,
     pub(crate) source_token: usize,
     pub(crate) by_source: Option<BySourceInto>,
+    pub(crate) packed: Option<PackedInto>,
     /// Rows there is room for.
     pub(crate) rows: u32,
     /// To which the counts are added. Memory of Python's.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
-    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowPlacesBySource,
+    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowPlacesBySource, LowPlacesPacked,
     LowScales, Ready, Rows, ScaleStrides, Signals,
 };
 use moexpress::engine::Scalar;
@@ -57,7 +57,7 @@ fn device(endpoint: &CudaEndpoint) -> Device {
 
 /// Where the results of a low-latency dispatch go; FP8 rows as they travel to `travelling`, if there is one.
 fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token, by_source, stats, owner, .. } = into.clone();
+    let LowInto { x, scales, expert_counts, segments, source_token, by_source, packed, stats, owner, .. } = into.clone();
     let x = travelling.map_or(x, |memory| memory.address() as usize);
     let scales = scales.filter(|_| travelling.is_none());
     let scales = scales.map(|(address, strides)| {
@@ -73,8 +73,13 @@ fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
         topk_weights: told.topk_weights as u64,
         source_rank: told.source_rank as u64,
     });
+    let packed = packed.map(|told| LowPlacesPacked {
+        first: told.first as u64,
+        slots: told.slots as u64,
+        weights: told.weights as u64,
+    });
     let stats = stats.map_or(0, |at| at as u64);
-    LowPlaces { x, scales, expert_counts, segments, source_token, by_source, stats, owner }
+    LowPlaces { x, scales, expert_counts, segments, source_token, by_source, packed, stats, owner }
 }
 
 /// Memory for rows of odd sizes as they travel: kernels write to multiples of 16 bytes, and codes and scales apart where rows are a multiple of 16
@@ -118,11 +123,6 @@ unsafe fn copy(endpoint: &CudaEndpoint, to: Place, from: Place, width: usize, ro
     let place = |(address, stride): Place| (address as u64, stride);
     // SAFETY: as the caller promises.
     Ok(unsafe { endpoint.stream().copy_rows(place(to), place(from), width, rows as usize) }?)
-}
-
-/// Nothing is known.
-const fn untold(order: LowOrder) -> LowTold {
-    LowTold { order, counts: Vec::new(), rows: None, most: None }
 }
 
 /// Rows that leave, bf16: `[rows, hidden]`, with strides.
@@ -297,7 +297,7 @@ impl Backend for CudaEndpoint {
             }
         }
         // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.expert_rows_in(y, &untold(handle.order())) }?;
+        let rows = unsafe { self.expert_rows_in(y, &LowTold::nothing(handle.order())) }?;
         let signals = match ready.signals {
             None => Signals::Early,
             Some((address, words)) => {
@@ -317,7 +317,7 @@ impl Backend for CudaEndpoint {
         let received = unsafe { self.receive_dispatch_into(sent, &places) }.await?;
         // SAFETY: as the caller promises.
         unsafe { apart(self, into, travelling.as_deref()) }?;
-        let told = untold(received.handle.order());
+        let told = LowTold::nothing(received.handle.order());
         Ok((received.handle, told))
     }
 
@@ -335,11 +335,13 @@ impl Backend for CudaEndpoint {
         let received = call.await?;
         // SAFETY: as the caller promises.
         unsafe { apart(self, into, travelling.as_deref()) }?;
-        let mut told = untold(received.handle.order());
+        let mut told = LowTold::nothing(received.handle.order());
         if waits {
             told.counts = self.values(&received.expert_counts)?;
             let first_of = received.by_source.as_ref().map(|told| self.values(&told.first_of)).transpose()?;
             told.rows = first_of.and_then(|first| first.last().map(|&rows| rows as u32));
+            let first = received.packed.as_ref().map(|told| self.values(&told.first)).transpose()?;
+            told.slots = first.and_then(|first| first.last().map(|&slots| slots as u32));
         }
         Ok((received.handle, told))
     }

@@ -8,6 +8,7 @@ use moexpress::plan::{Exchange, Plan, tokens_by_node};
 use moexpress::{Rank, Topology, engine};
 use pyo3::prelude::*;
 
+use crate::arguments::raw_order;
 use crate::backend::LowTold;
 use crate::calls::AnyLow;
 use crate::error::{invalid, of};
@@ -231,10 +232,10 @@ pub(crate) struct LowHandle {
     /// Of each local expert, where the host knows them; else empty.
     #[pyo3(get)]
     pub(crate) expert_counts: Vec<i32>,
-    /// Rows in all, by source, where the host knows them.
+    /// Received rows, where they are told, and the host knows them.
     #[pyo3(get)]
     pub(crate) rows: Option<u32>,
-    /// Rows of results that a combine needs, by source, where that is less than all that there is room for.
+    /// Rows of results that a combine needs, by source and packed.
     #[pyo3(get)]
     pub(crate) result_rows: Option<u32>,
     pub(crate) order: LowOrder,
@@ -252,10 +253,10 @@ impl LowHandle {
 
 #[pymethods]
 impl LowHandle {
-    /// Whether its rows lie by source.
+    /// How its rows lie: None by expert, `(0, False)` by source, `(alignment, zero_spare)` packed.
     #[getter]
-    fn is_by_source(&self) -> bool {
-        self.order == LowOrder::BySource
+    fn order(&self) -> Option<(u32, bool)> {
+        raw_order(self.order)
     }
 }
 

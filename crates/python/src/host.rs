@@ -142,8 +142,8 @@ impl Backend for Engine<Machine<AnyLanes>> {
         let row_bytes = self.layout().shape().result_bytes() as usize;
         let rows = told.order.rows(self.layout())? as usize;
         let mut bytes = zeroed(rows * row_bytes)?;
-        let by_source = told.rows.map(|rows| vec![rows as i32]);
-        let counts = by_source.as_ref().unwrap_or(&told.counts);
+        let at_once = if told.order.tells_rows() { told.result_rows().map(|rows| vec![rows as i32]) } else { None };
+        let counts = at_once.as_ref().unwrap_or(&told.counts);
         let stride = rows / counts.len().max(1);
         for (expert, &count) in counts.iter().enumerate() {
             let (at, len) = (expert * stride * row_bytes, count as usize * row_bytes);
@@ -199,10 +199,10 @@ impl Backend for Engine<Machine<AnyLanes>> {
         let bytes = dense(&received.x, parts.row_bytes)?;
         let codes = if into.scales.is_some() { parts.hidden } else { parts.row_bytes };
         let counts = &received.expert_counts;
-        let stride = self.topology().ranks() as usize * self.layout().shape().max_tokens() as usize;
-        // By source all that there is room for leaves, as if it were one expert's.
-        let by_source = received.by_source.as_ref().map(|_| vec![stride as i32]);
-        for (expert, &count) in by_source.as_ref().unwrap_or(counts).iter().enumerate() {
+        let (order, stride) = (received.handle.order(), LowOrder::BySource.rows(self.layout())? as usize);
+        // By source, and packed, all that there is room for leaves, as if it were one expert's.
+        let at_once = if order.tells_rows() { Some(vec![order.rows(self.layout())? as i32]) } else { None };
+        for (expert, &count) in at_once.as_ref().unwrap_or(counts).iter().enumerate() {
             for index in 0..count as usize {
                 let row = expert * stride + index;
                 let from = &bytes[row * parts.row_bytes..][..parts.row_bytes];
@@ -220,14 +220,11 @@ impl Backend for Engine<Machine<AnyLanes>> {
                     unsafe { (scales as *mut [u8; SCALE]).offset(at as isize).write_unaligned(value) };
                 }
             }
+            let tokens = if order.tells_rows() { stride } else { count as usize };
             // SAFETY: as above.
             unsafe {
-                copy_out(
-                    &received.source_token[expert * stride..][..count as usize],
-                    into.source_token,
-                    expert * stride,
-                )
-            };
+                copy_out(&received.source_token[expert * stride..][..tokens], into.source_token, expert * stride);
+            }
         }
         // SAFETY: as above.
         unsafe { copy_out(counts, into.expert_counts, 0) };
@@ -251,7 +248,17 @@ impl Backend for Engine<Machine<AnyLanes>> {
             }
             rows = told.first_of.last().map(|&rows| rows as u32);
         }
-        let told = LowTold { order: received.handle.order(), counts: received.expert_counts, rows, most: None };
+        let mut slots = None;
+        if let (Some(told), Some(into)) = (&received.packed, into.packed) {
+            // SAFETY: as above.
+            unsafe {
+                copy_out(&told.first, into.first, 0);
+                copy_out(&told.slots, into.slots, 0);
+                copy_out(&told.weights, into.weights, 0);
+            }
+            slots = told.first.last().map(|&slots| slots as u32);
+        }
+        let told = LowTold { counts: received.expert_counts, rows, slots, ..LowTold::nothing(order) };
         Ok((received.handle, told))
     }
 

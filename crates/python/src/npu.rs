@@ -214,7 +214,7 @@ impl Backend for AscendEndpoint {
             // SAFETY: the caller promises so many numbers. What he had enqueued has ended, as the kernels behind it have.
             unsafe { self.add_to(at, &counts) }?;
         }
-        Ok((handle, LowTold { order: LowOrder::ByExpert, counts, rows: None, most: None }))
+        Ok((handle, LowTold { counts, ..LowTold::nothing(LowOrder::ByExpert) }))
     }
 
     async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, tokens: u32) -> Result<(), Error> {

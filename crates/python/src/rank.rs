@@ -388,7 +388,12 @@ where
         // SAFETY: as above, and the room is kept with what it is in.
         let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into, batch.waits) };
         let (handle, told) = wait::<E, _>(call, go_on)?;
-        let told = LowTold { most: batch.most_rows, ..told };
+        let most = if batch.order.tells_rows() {
+            Some(batch.most_rows.unwrap_or(batch.order.rows(&self.layout)?))
+        } else {
+            None
+        };
+        let told = LowTold { most, ..told };
         Ok((any_low(handle, told, batch.x.rows), room))
     }
 

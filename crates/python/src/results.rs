@@ -192,15 +192,20 @@ struct LowParts {
     topk_idx_too: Option<Tensor>,
     topk_weights: Option<Tensor>,
     source_rank: Option<Tensor>,
+    first_slots: Option<Tensor>,
+    slots: Option<Tensor>,
+    slot_weights: Option<Tensor>,
 }
 
 impl LowDispatched {
     pub(crate) fn new(room: LowRoom) -> Self {
-        let LowRoom { into, x, scales, expert_counts, segments, source_token, by_source } = room;
+        let LowRoom { into, x, scales, expert_counts, segments, source_token, by_source, packed } = room;
         let told = by_source.map(|told| {
             [told.first_of, told.topk_idx, told.topk_idx_too, told.topk_weights, told.source_rank].map(Some)
         });
         let [first_of, topk_idx, topk_idx_too, topk_weights, source_rank] = told.unwrap_or_default();
+        let packed = packed.map(|told| [told.first, told.slots, told.weights].map(Some));
+        let [first_slots, slots, slot_weights] = packed.unwrap_or_default();
         let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(Some);
         let parts = LowParts {
             x,
@@ -213,6 +218,9 @@ impl LowDispatched {
             topk_idx_too,
             topk_weights,
             source_rank,
+            first_slots,
+            slots,
+            slot_weights,
         };
         Self { memory: into.owner, parts: Mutex::new(parts) }
     }
@@ -245,29 +253,44 @@ impl LowDispatched {
         self.take(py, |parts| &mut parts.expert_counts)
     }
 
-    /// By source: the first row of each rank, and how many there are.
+    /// By source, and packed: the first row of each rank, and how many there are.
     fn first_of<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.first_of)
     }
 
-    /// By source: choices.
+    /// By source, and packed: choices.
     fn topk_idx<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.topk_idx)
     }
 
-    /// By source: the same once more.
+    /// By source, and packed: the same once more.
     fn topk_idx_too<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.topk_idx_too)
     }
 
-    /// By source: their weights.
+    /// By source, and packed: their weights.
     fn topk_weights<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.topk_weights)
     }
 
-    /// By source: rank of each row.
+    /// By source, and packed: rank of each row.
     fn source_rank<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.source_rank)
+    }
+
+    /// Packed: the first slot of each expert, and how many slots are taken.
+    fn first_slots<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.first_slots)
+    }
+
+    /// Packed: the slot of each choice.
+    fn slots<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.slots)
+    }
+
+    /// Packed: the weight of each slot's choice.
+    fn slot_weights<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.slot_weights)
     }
 
     /// Rows of each source.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use moexpress::engine::low_latency::LowOrder;
 use moexpress::{Element as Travels, Error, Layout, Scaling};
 
-use crate::backend::{BySourceInto, LowInto};
+use crate::backend::{BySourceInto, LowInto, PackedInto};
 use crate::dlpack::{Device, Element, Tensor};
 
 /// Tensors begin at multiples of this.
@@ -33,6 +33,14 @@ pub(crate) struct LowRoom {
     pub(crate) segments: Tensor,
     pub(crate) source_token: Tensor,
     pub(crate) by_source: Option<BySource>,
+    pub(crate) packed: Option<Packed>,
+}
+
+/// The same of [`LowPacked`](moexpress::engine::low_latency::LowPacked).
+pub(crate) struct Packed {
+    pub(crate) first: Tensor,
+    pub(crate) slots: Tensor,
+    pub(crate) weights: Tensor,
 }
 
 /// The same of [`LowBySource`](moexpress::engine::low_latency::LowBySource).
@@ -55,9 +63,9 @@ impl LowRoom {
     ) -> Result<Self, Error> {
         let [experts, ranks] = [layout.local_experts(), layout.topology().ranks()].map(i64::from);
         let [most, hidden] = [layout.shape().max_tokens(), layout.shape().hidden()].map(i64::from);
-        let (rows, topk, by_source) = (ranks * most, i64::from(layout.shape().topk()), order == LowOrder::BySource);
-        // By source each row lies once, as if there were one expert.
-        let parts = if by_source { 1 } else { experts };
+        let (rows, topk, at_once) = (ranks * most, i64::from(layout.shape().topk()), order.tells_rows());
+        // By source, and packed, rows lie as if there were one expert: so many of them.
+        let lying = i64::from(order.rows(layout)?);
         let columns = layout.row().scales_bytes().div_ceil(4) as i64;
         let (codes, scale) = match layout.row().element() {
             Travels::Fp8(Scaling::Ue8m0) => (Element::E4m3, Some(Element::I32)),
@@ -68,12 +76,12 @@ impl LowRoom {
         };
         let width = if codes == Element::U8 { layout.row().payload_bytes() as i64 } else { hidden };
         let shaped = |tail: &[i64]| {
-            let head: &[i64] = if by_source { &[rows] } else { &[experts, rows] };
+            let head: &[i64] = if at_once { &[lying] } else { &[experts, rows] };
             [head, tail].concat()
         };
         // As throughput mode brings them.
         let strides =
-            if scales == Scales::ByRow || by_source { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
+            if scales == Scales::ByRow || at_once { [lying * columns, columns, 1] } else { [rows * columns, 1, rows] };
         let mut cuts = [0, 0];
         let mut cut = |block: usize, elements: i64, bytes: usize| {
             let begin = cuts[block];
@@ -81,15 +89,18 @@ impl LowRoom {
             (block, begin)
         };
         // Callers drop rows, and keep handles of many calls: then the rows' block is not theirs.
-        let kept = usize::from(by_source);
+        let kept = usize::from(at_once);
+        let tokens = if at_once { vec![rows] } else { vec![experts, rows] };
         let places = [
-            cut(0, parts * rows * width, codes.bytes()),
-            cut(0, parts * rows * columns, 4),
+            cut(0, lying * width, codes.bytes()),
+            cut(0, lying * columns, 4),
             cut(kept, experts, 4),
             cut(kept, experts * ranks, 8),
-            cut(kept, parts * rows, 4),
+            cut(kept, tokens.iter().product(), 4),
         ];
-        let told = by_source.then(|| {
+        let packs = matches!(order, LowOrder::Packed { .. });
+        let packed = packs.then(|| [cut(kept, experts + 1, 4), cut(kept, rows * topk, 4), cut(0, lying, 4)]);
+        let told = at_once.then(|| {
             [
                 cut(kept, ranks + 1, 4),
                 cut(0, rows * topk, 8),
@@ -99,12 +110,16 @@ impl LowRoom {
             ]
         });
         let all = take(cuts[0])?;
-        let blocks = if by_source { [all, take(cuts[1])?] } else { [all.clone(), all] };
+        let blocks = if at_once { [all, take(cuts[1])?] } else { [all.clone(), all] };
         let at = |(block, begin): (usize, usize)| blocks[block].0 + begin;
         let [at_x, at_scales, at_counts, at_segments, at_tokens] = places.map(at);
         let told = told.map(|places| {
             let [first_of, topk_idx, topk_idx_too, topk_weights, source_rank] = places.map(at);
             BySourceInto { first_of, topk_idx, topk_idx_too, topk_weights, source_rank }
+        });
+        let packed = packed.map(|places| {
+            let [first, slots, weights] = places.map(at);
+            PackedInto { first, slots, weights }
         });
         let of = |block: usize, address, shape, strides, element| Tensor {
             address,
@@ -119,18 +134,23 @@ impl LowRoom {
         Ok(Self {
             x: rows_of(at_x, shaped(&[width]), None, codes),
             scales: scale.map(|element| {
-                let by_row = strides[usize::from(by_source)..].to_vec();
+                let by_row = strides[usize::from(at_once)..].to_vec();
                 rows_of(at_scales, shaped(&[columns]), Some(by_row), element)
             }),
             expert_counts: tensor(at_counts, vec![experts], Element::I32),
             segments: tensor(at_segments, vec![experts, ranks], Element::I64),
-            source_token: tensor(at_tokens, shaped(&[]), Element::I32),
+            source_token: tensor(at_tokens, tokens, Element::I32),
             by_source: told.map(|told| BySource {
                 first_of: tensor(told.first_of, vec![ranks + 1], Element::I32),
                 topk_idx: rows_of(told.topk_idx, vec![rows, topk], None, Element::I64),
                 topk_idx_too: tensor(told.topk_idx_too, vec![rows, topk], Element::I64),
                 topk_weights: rows_of(told.topk_weights, vec![rows, topk], None, Element::F32),
                 source_rank: tensor(told.source_rank, vec![rows], Element::I32),
+            }),
+            packed: packed.map(|told| Packed {
+                first: tensor(told.first, vec![experts + 1], Element::I32),
+                slots: tensor(told.slots, vec![rows, topk], Element::I32),
+                weights: rows_of(told.weights, vec![lying], None, Element::F32),
             }),
             into: LowInto {
                 x: at_x,
@@ -139,7 +159,8 @@ impl LowRoom {
                 segments: at_segments,
                 source_token: at_tokens,
                 by_source: told,
-                rows: (parts * rows) as u32,
+                packed,
+                rows: lying as u32,
                 stats: None,
                 owner: Arc::new(blocks.map(|(_, owner)| owner)),
             },

@@ -17,6 +17,11 @@ class Expanded:
     psum: list[int]
     """Behind each expert's last row."""
 
+    @property
+    def is_row(self) -> torch.Tensor:
+        """bool ``[expanded rows]``: False for gaps."""
+        return torch.tensor([choice is not None for choice in self.choices], dtype=torch.bool)
+
     def slots(self, rows: Arrived) -> torch.Tensor:
         """int32 ``[rows, topk]``: the expanded row of each choice, or -1."""
         slots = torch.full(rows.topk_idx.shape, -1, dtype=torch.int32)

@@ -62,8 +62,9 @@ class Expected:
         self.slots = self.expanded.slots(self.rows)
         self.element = element
 
-    def check_rows(self, got: Received, scale: float = 1.0, room: int | None = None) -> None:
-        """Rows of all batches times ``scale``, and scales with them, with zeros between experts and up to ``room``."""
+    def check_rows(self, got: Received, scale: float = 1.0, room: int | None = None, zeros: bool = True) -> None:
+        """Rows of all batches times ``scale``, and scales with them; with ``zeros`` between experts and up to ``room``."""
+        is_row = torch.tensor([pick is not None for pick in self.expanded.choices], dtype=torch.bool)
         sent = [parts(each.x * scale, self.element) for each in self.all]
         for mine, one in ((got.x, [each[0] for each in sent]), (got.scales, [each[1] for each in sent])):
             if mine is None:
@@ -72,8 +73,10 @@ class Expected:
             wanted = oracle.gathered([part.view(torch.uint8) for part in one], self.rows)  # type: ignore[union-attr]
             placed = self.expanded.of(wanted)
             rows = len(placed) if room is None else room
-            assert len(mine) == rows and torch.equal(bits(mine)[: len(placed)], placed)
-            assert not bits(mine)[len(placed) :].any()
+            assert len(mine) == rows and torch.equal(bits(mine)[: len(placed)][is_row], placed[is_row])
+            if zeros:
+                assert torch.equal(bits(mine)[: len(placed)], placed)
+                assert not bits(mine)[len(placed) :].any()
 
     def check_places(self, told: ByExpert | None, worst_rows: int = 0) -> None:
         """``worst_rows``: rows that there is room for, where the host is not to know how many come."""
@@ -113,9 +116,10 @@ def check(rank: int, world: int, element: str, alignment: int, placement: str, k
         x, scales = parts(batch.x, element)
         scales = None if scales is None else scales.to(where)
         idx, weights = batch.topk_idx.to(where), batch.topk_weights.to(where)
-        for _ in range(2):  # the second in memory that the first has left
-            got = communicator.dispatch(x.to(where), idx, weights, scales=scales, alignment=alignment, by_expert=True)
-            expected.check_rows(got)
+        for zeros in (False, True):  # the second in memory that the first has left
+            asked: dict[str, Any] = {"alignment": alignment, "by_expert": True, "zero_spare": zeros}
+            got = communicator.dispatch(x.to(where), idx, weights, scales=scales, **asked)
+            expected.check_rows(got, zeros=zeros)
             expected.check_places(got.by_expert)
             rows = len(expected.rows.source_rank)
             assert got.rows == rows and got.handle.rows == rows and got.handle.result_rows == len(got.x)
@@ -131,7 +135,7 @@ def check(rank: int, world: int, element: str, alignment: int, placement: str, k
             x2, scales2 = parts(batch.x * 2, element)
             scales2 = None if scales2 is None else scales2.to(where)
             cached = communicator.redispatch(x2.to(where), got.handle, scales=scales2)
-            expected.check_rows(cached, 2.0)
+            expected.check_rows(cached, 2.0, zeros=zeros)
             expected.check_places(cached.by_expert)
             by_source = communicator.dispatch(x.to(where), idx, weights, scales=scales, alignment=alignment)
             assert by_source.by_expert is None and len(by_source.x) == rows
@@ -152,9 +156,9 @@ def check_uncounted(rank: int, world: int, element: str, alignment: int, placeme
         x, scales = parts(batch.x, element)
         scales = None if scales is None else scales.to(where)
         idx, weights = batch.topk_idx.to(where), batch.topk_weights.to(where)
-        for zero_spare in (False, True):  # by expert all that is no row is zeros
-            got = communicator.dispatch(x.to(where), idx, weights, scales=scales, zero_spare=zero_spare, **asked)
-            expected.check_rows(got, room=room)
+        for zeros in (False, True):
+            got = communicator.dispatch(x.to(where), idx, weights, scales=scales, zero_spare=zeros, **asked)
+            expected.check_rows(got, room=room, zeros=zeros)
             expected.check_places(got.by_expert, worst)
             assert got.rows == worst and got.handle.rows == worst and got.handle.result_rows == room
             assert got.device_counts is not None and got.device_counts[0].tolist() == [rows]
@@ -169,7 +173,7 @@ def check_uncounted(rank: int, world: int, element: str, alignment: int, placeme
             x2, scales2 = parts(batch.x * 2, element)
             scales2 = None if scales2 is None else scales2.to(where)
             cached = communicator.redispatch(x2.to(where), got.handle, scales=scales2)
-            expected.check_rows(cached, 2.0, room)
+            expected.check_rows(cached, 2.0, room, zeros)
             expected.check_places(cached.by_expert, worst)
             del got, cached
 

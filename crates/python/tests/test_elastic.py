@@ -46,10 +46,13 @@ def parts(x: Any) -> list[torch.Tensor]:
     return [one.view(torch.uint8) if one.dtype is torch.float8_e4m3fn else one for one in tensors]
 
 
-def equal(got: Any, expected: list[torch.Tensor]) -> None:
-    """All parts begin with what is expected, and are 0 beyond."""
+def equal(got: Any, expected: list[torch.Tensor], rows: torch.Tensor | None = None) -> None:
+    """All parts begin with what is expected, and are 0 beyond. ``rows``: bool, which of what is expected are rows: nothing else is compared."""
     for mine, theirs in zip(parts(got), expected, strict=True):
         assert mine.dtype == theirs.dtype
+        if rows is not None:
+            assert torch.equal(mine[: len(theirs)][rows], theirs[rows])
+            continue
         assert torch.equal(mine[: len(theirs)], theirs)
         assert not mine[len(theirs) :].any()
 
@@ -130,6 +133,11 @@ def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool
         assert (handle.routing.arena is None) == (not large), "small batches go by low latency"
 
         asked |= {"do_expand": True, "use_tma_aligned_col_major_sf": True, "num_max_tokens_per_rank": MOST}
+        # Without zeros first: they are asked for in memory that rows have left.
+        x, *_ = buffer.dispatch(expected.x, topk_weights=batch.topk_weights, **asked)
+        equal(x, [expected.expanded.of(part) for part in expected.received], expected.expanded.is_row)
+        del x
+        asked["do_zero_padding"] = True
         x, none, weights, handle, event = buffer.dispatch(
             expected.x, topk_weights=batch.topk_weights, async_with_compute_stream=True, **asked
         )
@@ -206,7 +214,11 @@ def check_cached(rank: int, world: int, large: bool) -> None:
     for sync in (True, False):
         asked: dict[str, Any] = {"num_experts": layer.experts, "expert_alignment": 4, "do_cpu_sync": sync}
         for expand in (False, True):
-            made = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights, do_expand=expand, **asked)
+            # A cached dispatch asks for zeros by itself, whatever that of the handle did.
+            zeros = expand and sync
+            made = buffer.dispatch(
+                batch.x, batch.topk_idx, batch.topk_weights, do_expand=expand, do_zero_padding=zeros, **asked
+            )
             handle = made[3]
             assert not len(batch.x) or handle.topk_idx.data_ptr() != batch.topk_idx.data_ptr()
             for kind in ("bf16", "fp8"):
@@ -215,11 +227,17 @@ def check_cached(rank: int, world: int, large: bool) -> None:
                 expanded = [first.expanded.of(part) for part in received]
                 wanted, others = (expanded, received) if expand else (received, expanded)
                 # Rows of a handle may be asked for in the other layout.
-                other = buffer.dispatch(cast(again[rank], kind), handle=handle, do_expand=not expand)
+                other = buffer.dispatch(
+                    cast(again[rank], kind), handle=handle, do_expand=not expand, do_zero_padding=not expand
+                )
                 equal(other[0], others)
                 for own in (None, weights[rank]):
                     x, idx, back, same, _ = buffer.dispatch(
-                        cast(again[rank], kind), topk_weights=own, handle=handle, do_expand=expand
+                        cast(again[rank], kind),
+                        topk_weights=own,
+                        handle=handle,
+                        do_expand=expand,
+                        do_zero_padding=expand,
                     )
                     equal(x, wanted)
                     assert same is handle and (back is None) == (own is None)

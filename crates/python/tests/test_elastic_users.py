@@ -54,6 +54,7 @@ def check_order(rank: int, world: int) -> None:
         buffer = make_buffer(deterministic=deterministic)
         for _ in range(5):
             asked: dict[str, Any] = {"num_experts": layer.experts, "expert_alignment": 4, "do_expand": True}
+            asked["do_zero_padding"] = True
             rows, _, weights, handle, _ = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights, **asked)
             sums = buffer.combine(rows, handle)[0]
             told.append([rows, weights, handle.recv_src_metadata, sums])
@@ -92,7 +93,7 @@ def check_capture(rank: int, world: int) -> None:
 
     def dispatch() -> torch.Tensor:
         rows: torch.Tensor = buffer.dispatch(
-            batch.x, batch.topk_idx, num_experts=layer.experts, do_cpu_sync=False, do_expand=True
+            batch.x, batch.topk_idx, num_experts=layer.experts, do_cpu_sync=False, do_expand=True, do_zero_padding=True
         )[0]
         return rows
 
@@ -145,7 +146,7 @@ def check_large(rank: int, world: int) -> None:
         sent = [per_token_cast_to_fp8(each.x) if fp8 else (each.x,) for each in every]
         x = sent[rank] if fp8 else batch.x
         for sync in (True, False):
-            asked: dict[str, Any] = {"num_experts": 32, "expert_alignment": 128, "do_cpu_sync": sync}
+            asked: dict[str, Any] = {"num_experts": 32, "expert_alignment": 128, "do_cpu_sync": sync, "do_zero_padding": True}
             got = buffer.dispatch(x, batch.topk_idx, batch.topk_weights, do_expand=True, **asked)
             codes = [one.view(torch.uint8) if fp8 else one for one, *_ in sent]
             expected = [oracle.gathered(codes, rows)]

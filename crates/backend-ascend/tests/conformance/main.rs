@@ -147,7 +147,7 @@ impl Backend for Twin {
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("lanes carry no units"),
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
-            Requirement::LowBySource => Some("kernels bring rows of low latency by expert"),
+            Requirement::LowOrders => Some("kernels bring rows of low latency by expert"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
             | Requirement::ByExpert

@@ -4,7 +4,7 @@
  */
 #ifndef EP_LOW_RECEIVE_CELLS_H
 #define EP_LOW_RECEIVE_CELLS_H
-#include "ep_low_receiver.h"
+#include "ep_low_packed.h"
 
 /* The header of a row. */
 EP_DEV const ep_u8* ep_low_header(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row, ep_u32* source) {
@@ -97,7 +97,7 @@ EP_DEV ep_i32 ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, con
             ep_low_mismatch(r, op, read.source, EP_LOW_FIELD_EXPERT_ROWS, wide, place + 1);
             here = false;
         }
-        place += expert * wide;
+        place += ep_low_packs(a) ? s.slot[expert] : expert * wide;
     }
     const ep_u32 votes = __ballot_sync(EP_FULL, here);
     if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
@@ -162,7 +162,7 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
         if (waits) own = ep_ld16_put((const ep_u8*)s.from[warp] - r.w.header_bytes);
         ep_low_copy(r, a, s, columns, begin, end);
         /* The block with a row's beginning keeps it. */
-        if (row < share.last && (ep_u64)row * columns >= share.begin) ep_low_keep_row(r, a, row - s.first[read.source], read, place);
+        if (row < share.last && (ep_u64)row * columns >= share.begin) ep_low_keep_row(r, a, s, row - s.first[read.source], read, place);
         if (waits) {
             const EpLowRead slot = {read.source, (ep_u32)own.y, read.token, (ep_u32)own.x, (ep_u32)own.w, read.choice};
             if (!ep_low_is_due(r, op, slot)) ep_low_refuse_row(r, op, slot);
@@ -174,6 +174,18 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
         }
         __syncthreads();
     }
+}
+
+/* Finds the first slot of each expert, from all headers. By all threads of a block. */
+EP_DEV bool ep_low_find_slots_of_headers(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op) {
+    EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) s.total[e] = 0;
+    __syncthreads();
+    EP_SHORT for (ep_u32 row = threadIdx.x; row < s.first[r.w.ranks]; row += EP_LOW_THREADS) {
+        ep_u32 source;
+        ep_low_each_expert(r, ep_low_header(r, s, op, row, &source), [&](ep_u32 e) { atomicAdd(s.total + e, 1u); });
+    }
+    __syncthreads();
+    return ep_low_find_slots(r, a, s, op);
 }
 
 /* Counts all rows. */
@@ -195,7 +207,9 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     const ep_u32 movers = a.roles.moves;
     if (!ep_low_await_all(r, s, op, began)) return false;
     ep_low_receive_early(r, op);
-    if (blockIdx.x < movers && ep_low_by_source(a)) ep_low_fill_spare(r, a, s, movers);
+    if (ep_low_packs(a) && !ep_low_find_slots_of_headers(r, a, s, op)) return false;
+    if (blockIdx.x < movers && ep_low_tells_rows(a)) ep_low_fill_spare(r, a, s, movers);
+    if (blockIdx.x < movers && ep_low_packs(a)) ep_low_fill_padding(r, a, s, movers);
     if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
     const bool counts = blockIdx.x == a.roles.counts;
     if (counts) ep_low_count_all(r, a, s, op);

@@ -8,6 +8,7 @@
 #ifndef EP_LOW_RECEIVE_UNITS_H
 #define EP_LOW_RECEIVE_UNITS_H
 #include "ep_low_early.h"
+#include "ep_low_packed.h"
 #include "ep_low_units.h"
 
 /* Waits until source has said how many rows each expert gets, as far as unit `at` of that says; false after a fault. By one thread. */
@@ -49,8 +50,8 @@ EP_DEV EpLowItem ep_low_look_for(const EpRank& r, const EpLowReceiver& s, ep_u64
 }
 
 /* The place of a choice of a row from source: of its row of `expert`, an own one, number `index` of that source's. */
-EP_DEV ep_u32 ep_low_place(const EpRank& r, const EpLowReceiver& s, ep_u32 source, ep_u32 expert, ep_u32 index) {
-    ep_u32 place = expert * r.w.ranks * r.w.max_tokens + index;
+EP_DEV ep_u32 ep_low_place(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 source, ep_u32 expert, ep_u32 index) {
+    ep_u32 place = (ep_low_packs(a) ? s.slot[expert] : expert * r.w.ranks * r.w.max_tokens) + index;
     EP_SHORT for (ep_u32 before = 0; before < source; ++before) place += s.count[before * r.w.local_experts + expert];
     return place;
 }
@@ -95,7 +96,7 @@ EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const E
     here = ep_low_has_place(a, here);
     const ep_u32 place = !here                 ? 0
                          : ep_low_by_source(a) ? ep_low_place_by_source(s, source, item.position)
-                                               : ep_low_place(r, s, source, expert, item.data[2]);
+                                               : ep_low_place(r, a, s, source, expert, item.data[2]);
     const ep_u32 votes = __ballot_sync(EP_FULL, here);
     if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
     if (lane == 0) {
@@ -103,7 +104,7 @@ EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const E
         s.source[turn] = source;
         s.from[turn] = (ep_u64)ep_low_own(r) + ep_low_unit_row(r.w, op, source, read.token);
     }
-    if (keeps) ep_low_keep_row(r, a, item.position, read, here ? (ep_i32)place : -1);
+    if (keeps) ep_low_keep_row(r, a, s, item.position, read, here ? (ep_i32)place : -1);
     return true;
 }
 
@@ -184,7 +185,9 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     if (moves) item = ep_low_look_for(r, s, op, group + warp * groups);
     if (!ep_low_await_all(r, a, s, op, began)) return false;
     if (tells) ep_low_tell_counts(r, a, s);
-    if (blockIdx.x < movers && ep_low_by_source(a)) ep_low_fill_spare(r, a, s, movers);
+    if (ep_low_packs(a) && !ep_low_find_slots_of_counts(r, a, s, op)) return false;
+    if (blockIdx.x < movers && ep_low_tells_rows(a)) ep_low_fill_spare(r, a, s, movers);
+    if (blockIdx.x < movers && ep_low_packs(a)) ep_low_fill_padding(r, a, s, movers);
     if (tells && a.early != 0) ep_low_tell_expected(r, a, sharing);
     ep_u32 most = 0;
     EP_SHORT for (ep_u32 source = 0; source < r.w.ranks; ++source) most = s.rows[source] > most ? s.rows[source] : most;

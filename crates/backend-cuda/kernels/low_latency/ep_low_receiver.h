@@ -13,6 +13,8 @@ struct EpLowReceiver {
     ep_u32* first; /* [ranks + 1]: and before it */
     ep_u32* count; /* [local experts]: rows before the batch; of the block that counts all: [ranks, local experts] */
     ep_u32* bits;  /* [local experts]: rows of the batch that go there */
+    ep_u32* total; /* [local experts]: rows that come; where rows are packed */
+    ep_u32* slot;  /* [local experts + 1]: the first slot of each; last, behind all; likewise */
     ep_u32* of;    /* [EP_LOW_WARPS]: experts of each row of the batch */
     ep_u32* to;    /* [EP_LOW_WARPS, 32]: and their rows */
     /* Where rows come as units: */
@@ -30,6 +32,9 @@ EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r, ep_u32 tag) {
     s.first = s.rows + r.w.ranks;
     s.count = s.first + r.w.ranks + 1;
     s.bits = s.count + r.w.local_experts;
+    const ep_u32 all = r.w.ranks * r.w.local_experts, two = 2 * r.w.local_experts;
+    s.total = s.count + (all > two ? all : two);
+    s.slot = s.total + r.w.local_experts;
     return s;
 }
 
@@ -62,10 +67,13 @@ EP_RARE void ep_low_refuse_row(const EpRank& r, ep_u64 op, EpLowRead row) {
     ep_low_mismatch(r, op, row.source, field, mine, theirs);
 }
 
-/* Whether a row lies once, in order of sources, and not for each of its experts. */
-EP_DEV bool ep_low_by_source(const EpLowDispatchArgs& a) { return a.first_of != 0; }
+/* Whether it is told of each received row what it is; whether a row lies once, in order of sources, and not for each of its experts; and whether
+   those of an expert lie side by side (ep_low_packed.h). */
+EP_DEV bool ep_low_tells_rows(const EpLowDispatchArgs& a) { return a.first_of != 0; }
+EP_DEV bool ep_low_packs(const EpLowDispatchArgs& a) { return a.alignment != 0; }
+EP_DEV bool ep_low_by_source(const EpLowDispatchArgs& a) { return ep_low_tells_rows(a) && !ep_low_packs(a); }
 
-/* The only place of row `position` of source, where rows lie by source: rows[ranks] is known. */
+/* The number of row `position` of source among all that come, and its only place, where rows lie by source: rows[ranks] is known. */
 EP_DEV ep_u32 ep_low_place_by_source(const EpLowReceiver& s, ep_u32 source, ep_u32 position) {
     EP_SHORT for (ep_u32 before = 0; before < source; ++before) position += s.rows[before];
     return position;
@@ -83,35 +91,46 @@ EP_DEV void ep_low_tell_choice(const EpLowDispatchArgs& a, ep_u64 at, ep_i64 exp
     ((float*)a.out_weights)[at] = weight;
 }
 
-/* Tells the user of the row at `place` of those by source. By a warp, whose lanes have the choices. */
-EP_DEV void ep_low_tell_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 place, ep_u32 source, const EpChoice& choice) {
-    const ep_u32 lane = threadIdx.x % 32, expert = (ep_u32)choice.expert - r.me * r.w.local_experts;
+/* Tells the user of row `row` of all that come. By a warp, whose lanes have the choices, and, where rows are packed, their slots. */
+EP_DEV void ep_low_tell_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 row, const EpLowRead& read, ep_i32 slot) {
+    const ep_u32 lane = threadIdx.x % 32, expert = (ep_u32)read.choice.expert - r.me * r.w.local_experts;
     const bool here = expert < r.w.local_experts;
-    if (lane == 0) ((ep_i32*)a.source_rank)[place] = (ep_i32)source;
+    if (lane == 0) {
+        ((ep_i32*)a.source_rank)[row] = (ep_i32)read.source;
+        ((ep_i32*)a.source_token)[row] = (ep_i32)read.token;
+    }
     if (lane >= r.w.topk) return;
-    const ep_u64 at = (ep_u64)place * r.w.topk + lane;
-    ep_low_tell_choice(a, at, here ? (ep_i64)expert : -1, here ? choice.weight : 0.0f);
+    const ep_u64 at = (ep_u64)row * r.w.topk + lane;
+    ep_low_tell_choice(a, at, here ? (ep_i64)expert : -1, here ? read.choice.weight : 0.0f);
+    if (!ep_low_packs(a)) return;
+    ((ep_i32*)a.slots)[at] = slot;
+    if (slot >= 0) ((float*)a.slot_weights)[slot] = read.choice.weight;
 }
 
 /* Keeps what the combine and the user must know of a row. By a warp. */
-EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 position, const EpLowRead& read, ep_i32 place) {
+EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 position, const EpLowRead& read,
+                            ep_i32 place) {
     const ep_u32 lane = threadIdx.x % 32;
+    const bool tells = ep_low_tells_rows(a);
     EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, read.source, position);
     if (lane == 0) *record = EpLowRow{read.token, 0};
-    /* By source the row's result comes back as it is. */
-    if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, ep_low_by_source(a) ? 1.0f : read.choice.weight};
-    if (place >= 0) ((ep_i32*)a.source_token)[place] = (ep_i32)read.token;
-    if (!ep_low_by_source(a)) return;
-    const ep_u32 of = __ballot_sync(EP_FULL, place >= 0);
-    if (of != 0) ep_low_tell_row(r, a, __shfl_sync(EP_FULL, place, __ffs((int)of) - 1), read.source, read.choice);
+    /* By source the row's result comes back as it is, and packed those of its choices are summed as they are. */
+    if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, tells ? 1.0f : read.choice.weight};
+    if (!tells && place >= 0) ((ep_i32*)a.source_token)[place] = (ep_i32)read.token;
+    if (tells) ep_low_tell_row(r, a, ep_low_place_by_source(s, read.source, position), read, place);
 }
 
-/* By source: tells how many rows of each rank come, and fills what lies behind all rows with zeros and no choices. Rows may still be under way.
-   By all threads of all blocks that move rows. */
+/* Where it is told of received rows: tells how many of each rank come, and of what lies behind all of them that it has no choices; by source it
+   becomes zeros. Rows may still be under way. By all threads of all blocks that move rows. */
 EP_DEV void ep_low_fill_spare(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 blocks) {
     const ep_u32 all = ep_low_place_by_source(s, r.w.ranks, 0), room = r.w.ranks * r.w.max_tokens, step = blocks * EP_LOW_THREADS;
     const ep_u32 thread = blockIdx.x * EP_LOW_THREADS + threadIdx.x;
     if (thread <= r.w.ranks) ((ep_i32*)a.first_of)[thread] = (ep_i32)ep_low_place_by_source(s, thread, 0);
+    EP_SHORT for (ep_u32 choice = all * r.w.topk + thread; choice < room * r.w.topk; choice += step) {
+        ep_low_tell_choice(a, choice, -1, 0.0f);
+        if (ep_low_packs(a)) ((ep_i32*)a.slots)[choice] = -1;
+    }
+    if (ep_low_packs(a)) return;
     const ep_u32 columns = (ep_u32)((a.scales != 0 ? r.w.scales_offset : r.w.payload_stride) / 16);
     EP_SHORT for (ep_u32 unit = thread; unit < (room - all) * columns; unit += step)
         ep_st16((ep_u8*)a.out + (all + unit / columns) * a.out_stride + unit % columns * 16, make_int4(0, 0, 0, 0));
@@ -120,7 +139,6 @@ EP_DEV void ep_low_fill_spare(const EpRank& r, const EpLowDispatchArgs& a, const
         EP_SHORT for (ep_u32 word = thread; word < (room - all) * words; word += step)
             *(int*)((ep_u8*)a.scales + (all + word / words) * a.scales_row + word % words * a.scales_word) = 0;
     }
-    EP_SHORT for (ep_u32 choice = all * r.w.topk + thread; choice < room * r.w.topk; choice += step) ep_low_tell_choice(a, choice, -1, 0.0f);
 }
 
 /* Stores 16 bytes of the scales of a row of the batch, from byte `at` of them on, to each of its experts. */

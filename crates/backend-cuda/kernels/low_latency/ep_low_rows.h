@@ -61,7 +61,7 @@ struct EpLowRow {
     ep_u32 reserved;
 };
 struct EpLowPick {
-    ep_i32 row; /* in [local experts, ranks * max_tokens], by source in [ranks * max_tokens]; -1 for a choice of another rank */
+    ep_i32 row; /* in [local experts, ranks * max_tokens], by source in [ranks * max_tokens], packed in [room]; -1 for a choice of another rank */
     float weight;
 };
 EP_DEV ep_u64 ep_low_record(const EpRank& r, ep_u64 records, ep_u32 source, ep_u32 position) {

@@ -29,7 +29,7 @@ EP_DEV EpShareOf ep_share_of(ep_u32 rows) {
 }
 
 /* first[e]: the first slot of expert e. By a warp. */
-EP_DEV void ep_first_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32* first) {
+EP_DEV void ep_first_slots(const EpRank& r, const EpSlotsArgs& a, ep_u32* first) {
     const ep_u32 lane = ep_warp_lane(), local = r.w.local_experts;
     ep_u32 before = 0;
     for (ep_u32 base = 0; base < local; base += 32) {
@@ -46,13 +46,13 @@ EP_DEV void ep_first_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32* first
 }
 
 /* Slots that the choices take, up to the last expert's alignment. */
-EP_DEV ep_u32 ep_slots_taken(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first) {
+EP_DEV ep_u32 ep_slots_taken(const EpRank& r, const EpSlotsArgs& a, const ep_u32* first) {
     const ep_u32 last = r.w.local_experts - 1, choices = ((const ep_u32*)a.counts)[last];
     return first[last] + (choices + a.alignment - 1) / a.alignment * a.alignment;
 }
 
 /* Tells the user which slots are whose, where the host is not to know. By a warp. */
-EP_DEV void ep_tell_slots(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first) {
+EP_DEV void ep_tell_slots(const EpRank& r, const EpSlotsArgs& a, const ep_u32* first) {
     const ep_u32 local = r.w.local_experts;
     for (ep_u32 e = ep_warp_lane(); e <= local; e += 32) {
         ((ep_u32*)a.out_first)[e] = e < local ? first[e] : ep_slots_taken(r, a, first);
@@ -61,7 +61,7 @@ EP_DEV void ep_tell_slots(const EpRank& r, const EpSpreadArgs& a, const ep_u32* 
 }
 
 /* Rows that did not come, but have room, stand nowhere. By all threads of all blocks. */
-EP_DEV void ep_clear_spare_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32 received) {
+EP_DEV void ep_clear_spare_slots(const EpRank& r, const EpSlotsArgs& a, ep_u32 received) {
     const ep_u64 end = (ep_u64)a.rows * r.w.topk, step = (ep_u64)ep_blocks() * ep_threads();
     if (ep_planted(r, EP_PLANT_SPARE_SLOTS_LEFT)) return;
     for (ep_u64 at = (ep_u64)received * r.w.topk + (ep_u64)ep_block() * ep_threads() + ep_thread(); at < end; at += step)
@@ -69,14 +69,14 @@ EP_DEV void ep_clear_spare_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32 
 }
 
 /* The source of a row. */
-EP_DEV ep_u32 ep_source_of(const EpRank& r, const EpSpreadArgs& a, ep_u32 row) {
+EP_DEV ep_u32 ep_source_of(const EpRank& r, const EpSlotsArgs& a, ep_u32 row) {
     ep_u32 source = 0;
     while (source + 1 < r.w.ranks && ((const ep_u32*)a.first_of)[source + 1] <= row) ++source;
     return source;
 }
 
 /* Counts the choices of a share by expert: counts is zero. By a warp. */
-EP_DEV void ep_count_choices(const EpRank& r, const EpSpreadArgs& a, const EpShareOf& s, ep_u32* counts) {
+EP_DEV void ep_count_choices(const EpRank& r, const EpSlotsArgs& a, const EpShareOf& s, ep_u32* counts) {
     const ep_u64 end = (ep_u64)s.end * r.w.topk;
     for (ep_u64 at = (ep_u64)s.begin * r.w.topk + ep_warp_lane(); at < end; at += 32) {
         const ep_i64 expert = ((const ep_i64*)a.topk_idx)[at];
@@ -107,7 +107,7 @@ EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u32 number, ep
 
 /* Tables [warps, local], which count the choices of each warp's share, say afterwards where these begin. By all threads; false where this rank has
    failed. */
-EP_DEV bool ep_begin_shares(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first, ep_u32* tables, ep_u64 began) {
+EP_DEV bool ep_begin_shares(const EpRank& r, const EpSlotsArgs& a, const ep_u32* first, ep_u32* tables, ep_u64 began) {
     const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32, blocks = ep_blocks();
     const ep_u32 number = (ep_u32)ep_local(r)->ops_done;
     ep_u64* told = (ep_u64*)a.told;
@@ -135,14 +135,14 @@ EP_DEV bool ep_begin_shares(const EpRank& r, const EpSpreadArgs& a, const ep_u32
 }
 
 /* The first slots of a source. By a warp. */
-EP_DEV void ep_store_offsets(const EpRank& r, const EpSpreadArgs& a, ep_u32 source, const ep_u32* next) {
+EP_DEV void ep_store_offsets(const EpRank& r, const EpSlotsArgs& a, ep_u32 source, const ep_u32* next) {
     const ep_u32 local = r.w.local_experts;
     for (ep_u32 e = ep_warp_lane(); e < local; e += 32) ((ep_u32*)a.offsets)[(ep_u64)source * local + e] = next[e];
 }
 
 /* Gives a tile of up to 32 choices their slots. False for a lane whose expert has more choices than the ranks told each other: there is no room
    for them. By a warp. */
-EP_DEV bool ep_place_choices(const EpRank& r, const EpSpreadArgs& a, ep_u64 at, ep_u64 end, const ep_u32* first, ep_u32* next) {
+EP_DEV bool ep_place_choices(const EpRank& r, const EpSlotsArgs& a, ep_u64 at, ep_u64 end, const ep_u32* first, ep_u32* next) {
     const ep_u32 lane = ep_warp_lane();
     const bool mine = at + lane < end;
     const ep_i64 expert = mine ? ((const ep_i64*)a.topk_idx)[at + lane] : -1;
@@ -163,7 +163,7 @@ EP_DEV bool ep_place_choices(const EpRank& r, const EpSpreadArgs& a, ep_u64 at, 
 
 /* Finds the slots of a share's choices, and the first ones of the sources that begin in it: next says where the share's choices begin. By a warp;
    false where there are others than the ranks told each other. */
-EP_DEV bool ep_place_share(const EpRank& r, const EpSpreadArgs& a, const EpShareOf& s, const ep_u32* first, ep_u32* next) {
+EP_DEV bool ep_place_share(const EpRank& r, const EpSlotsArgs& a, const EpShareOf& s, const ep_u32* first, ep_u32* next) {
     const ep_u32* first_of = (const ep_u32*)a.first_of;
     const ep_u32 topk = r.w.topk, ranks = r.w.ranks;
     const bool last = s.number + 1 == s.shares;

@@ -1,37 +1,37 @@
 /*
- * ep_spread_kernel: rows by expert. Each received row goes to the slots of its choices; the slots between two experts, and those behind the last
- * for which there is room, become zeros. How many rows came, only the device may know.
+ * ep_spread_kernel: rows by expert. Each received row goes to the slots of its choices (slots.cu); where it shall, all other slots become zeros: those
+ * behind the rows of each expert, and those behind the last as far as there is room. How many rows came, only the device may know.
  *
- *   launch   any number of blocks of up to EP_SPREAD_WARPS warps, co-resident (cooperative), behind the kernels that bring the rows and their
- *            choices. It speaks to no other rank, unless it fails
- *   memory   u32 [1 + warps, local experts] (ep_slots.h); a row passes through registers, read once whatever its choices are
- *   waits    for blocks of lower index of this launch (ep_slots.h). A cached dispatch has its slots: then for nobody
- *   rules    received rows and choices were written before this launch: the stream orders them
+ *   launch   any number of blocks of 256 threads, behind the kernels that bring the rows and their slots; nothing is waited for. It moves memory
+ *            of this GPU alone, so it takes all multiprocessors, whatever the kernels that use links take. A warp serves a row at a time
+ *   memory   a row passes through registers, read once whatever its choices are
  */
-#include "ep_slots.h"
-
-EP_POOL(ep_pool);
+#include "ep_fail.h"
 
 /* Units of 16 bytes that a lane has in flight. */
 #define EP_SPREAD_HELD 7u
 
-/* Turns all slots that are no choice's into zeros, one in `shares` of them: those behind each expert's choices up to the next expert's, and behind
-   the last's as far as there is room. By a warp. */
-EP_DEV void ep_spread_padding(const EpRank& r, const EpSpreadArgs& a, const EpShareOf& s, const ep_u32* first) {
+/* Turns a slot into zeros. By a warp. */
+EP_DEV void ep_spread_nothing(const EpRank& r, const EpSpreadArgs& a, ep_u64 slot) {
     const ep_u32 lane = ep_warp_lane(), codes = (ep_u32)r.w.scales_offset, scales = (ep_u32)r.w.scales_stride;
+    for (ep_u32 i = lane * 16; i < codes; i += 512) ep_st16((ep_u8*)a.out + slot * codes + i, ep_unit(0, 0, 0, 0));
+    for (ep_u32 i = lane * 4; i < scales; i += 128) *(ep_u32*)((ep_u8*)a.out_scales + slot * scales + i) = 0;
+}
+
+/* Turns all slots that are no choice's into zeros, one in `warps` of them: those behind each expert's rows up to the next expert's, and behind the
+   last's as far as there is room. An expert's first slot is that of its first source. By warp `number` of `warps`. */
+EP_DEV void ep_spread_padding(const EpRank& r, const EpSpreadArgs& a, ep_u32 number, ep_u32 warps) {
+    const ep_u32* first = (const ep_u32*)a.offsets;
+    const ep_u32* counts = (const ep_u32*)a.counts;
+    const ep_u32 last = r.w.local_experts - 1;
+    const ep_u32 room = ep_planted(r, EP_PLANT_ROOM_LEFT) ? first[last] + counts[last] : a.room;
     /* Turns until this warp has one. */
-    ep_u32 turn = s.number;
-    for (ep_u32 e = 0; e < r.w.local_experts && !ep_planted(r, EP_PLANT_PADDING_LEFT); ++e) {
-        const ep_u32 choices = ((const ep_u32*)a.counts)[e];
-        const ep_u32 room = ep_planted(r, EP_PLANT_ROOM_LEFT) ? ep_slots_taken(r, a, first) : a.room;
-        const ep_u32 begin = first[e] + choices, end = e + 1 < r.w.local_experts ? first[e + 1] : room;
+    ep_u32 turn = number;
+    for (ep_u32 e = 0; e <= last && !ep_planted(r, EP_PLANT_PADDING_LEFT); ++e) {
+        const ep_u32 begin = first[e] + counts[e], end = e < last ? first[e + 1] : room;
         const ep_u32 padding = begin < end && end <= a.room ? end - begin : 0;
         ep_u32 at = turn;
-        for (; at < padding; at += s.shares) {
-            const ep_u64 slot = begin + at;
-            for (ep_u32 i = lane * 16; i < codes; i += 512) ep_st16((ep_u8*)a.out + slot * codes + i, ep_unit(0, 0, 0, 0));
-            for (ep_u32 i = lane * 4; i < scales; i += 128) *(ep_u32*)((ep_u8*)a.out_scales + slot * scales + i) = 0;
-        }
+        for (; at < padding; at += warps) ep_spread_nothing(r, a, begin + at);
         turn = at - padding;
     }
 }
@@ -66,39 +66,15 @@ EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * EP_SPREAD_WARPS, 1) ep_spread_kernel(const __grid_constant__ EpRank r,
-                                                                       const __grid_constant__ EpSpreadArgs a) {
-    /* Together: a block that runs already may fail meanwhile. */
-    if (ep_block_any(ep_closed(r))) return;
-    const ep_u64 began = ep_now();
-    const ep_u32 local = r.w.local_experts, topk = r.w.topk, lane = ep_warp_lane(), warps = ep_threads() / 32;
-    ep_u32* first = a.tables ? (ep_u32*)a.tables + (ep_u64)ep_block() * (1 + warps) * local : (ep_u32*)(ep_u8*)ep_pool;
-    ep_u32* next = first + (ep_u64)(1 + ep_warp()) * local;
+EP_KERNEL(256) ep_spread_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpSpreadArgs) a) {
+    if (ep_closed(r)) return;
+    const ep_u32 topk = r.w.topk, lane = ep_warp_lane();
+    const ep_u32 warps = ep_blocks() * (ep_threads() / 32), number = ep_block() * (ep_threads() / 32) + ep_warp();
     const ep_u32 came = ((const ep_u32*)a.first_of)[r.w.ranks], received = came < a.rows ? came : a.rows;
-    const EpShareOf share = ep_share_of(received);
-    if (a.topk_idx) {
-        for (ep_u32 e = lane; e < local; e += 32) next[e] = 0;
-        ep_warp_meet();
-        ep_count_choices(r, a, share, next);
-    }
-    if (ep_warp() == 0) ep_first_slots(r, a, first);
-    ep_block_meet();
-    const ep_u32 taken = ep_slots_taken(r, a, first);
-    if (taken > a.room) {
-        if (ep_thread() == 0) ep_fail_mismatch(r, r.me, EP_FIELD_SLOTS, a.room, taken);
-        return;
-    }
-    if (a.topk_idx) {
-        if (a.out_first && ep_block() == 0 && ep_warp() == 0) ep_tell_slots(r, a, first);
-        ep_clear_spare_slots(r, a, received);
-        if (!ep_begin_shares(r, a, first, first + local, began)) return;
-        if (!ep_place_share(r, a, share, first, next)) return;
-        ep_warp_meet();
-    }
-    for (ep_u32 row = share.begin; row < share.end; ++row) {
+    for (ep_u32 row = number; row < received; row += warps) {
         const ep_u32 slot = lane < topk ? ((const ep_u32*)a.slots)[(ep_u64)row * topk + lane] : EP_FULL;
         const ep_u32 off = ep_planted(r, EP_PLANT_SLOT_OFF_BY_ONE) && slot > 0 ? 1 : 0;
         ep_spread_row(r, a, row, slot - off);
     }
-    ep_spread_padding(r, a, share, first);
+    if (a.zeros) ep_spread_padding(r, a, number, warps);
 }

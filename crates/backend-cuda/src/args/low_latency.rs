@@ -22,7 +22,8 @@ c_struct! {
         pub(crate) topk_weights: u64,
         /// Out, of the sender: u32 [2, ranks]: rows to each rank, choices of its experts; 0 for masked ranks.
         pub(crate) routed: u64,
-        /// Out: [local experts, ranks * max_tokens] rows, or by source [ranks * max_tokens], out_stride bytes apart: as they travelled, or codes alone.
+        /// Out: [local experts, ranks * max_tokens] rows, or by source [ranks * max_tokens], or packed [room], out_stride bytes apart: as they
+        /// travelled, or codes alone.
         pub(crate) out: u64,
         /// Bytes from one row of out to the next.
         pub(crate) out_stride: u64,
@@ -30,9 +31,9 @@ c_struct! {
         pub(crate) expert_counts: u64,
         /// Out: i64 [local experts, ranks]: first << 32 | rows.
         pub(crate) segments: u64,
-        /// Out: i32 [local experts, ranks * max_tokens], or by source [ranks * max_tokens].
+        /// Out: i32 [local experts, ranks * max_tokens], or by source and packed [ranks * max_tokens].
         pub(crate) source_token: u64,
-        /// Out, where rows lie by source: i32 [ranks + 1], rows before those of each rank, and all; 0 where they lie by expert.
+        /// Out, where rows lie by source, or packed: i32 [ranks + 1], rows before those of each rank, and all; else 0.
         pub(crate) first_of: u64,
         /// Out, with it: i64 [ranks * max_tokens, topk], own expert of each choice, or -1.
         pub(crate) out_idx: u64,
@@ -42,6 +43,12 @@ c_struct! {
         pub(crate) out_weights: u64,
         /// Out, with it: i32 [ranks * max_tokens].
         pub(crate) source_rank: u64,
+        /// Out, where rows are packed: u32 [local experts + 1]: the first slot of each expert; last, behind all of their slots.
+        pub(crate) first_slots: u64,
+        /// Out, with it: i32 [ranks * max_tokens, topk]: slot of each choice, or -1.
+        pub(crate) slots: u64,
+        /// Out, with it: f32 [room]: weight of the choice that stands there; 0 of padding.
+        pub(crate) slot_weights: u64,
         /// Out: what the combine needs, see ep_low_record.
         pub(crate) records: u64,
         /// u64 [4 * ranks + local experts + 1], added to: rows of dispatches sent, received; of combines; of experts;
@@ -75,6 +82,14 @@ c_struct! {
         pub(crate) in_flight: u32,
         /// Not 0: a token may name an expert more than once. The expert gets its row once.
         pub(crate) repeats: u32,
+        /// The first slot of each expert is a multiple of it, where rows are packed; else 0.
+        pub(crate) alignment: u32,
+        /// Slots that there is room for.
+        pub(crate) room: u32,
+        /// Not 0: slots that are no choice's become zeros.
+        pub(crate) zeros: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
         /// Who does what is done once.
         pub(crate) roles: LowRoles,
     }
@@ -83,7 +98,8 @@ c_struct! {
 c_struct! {
     /// Parameters of ep_low_latency::combine.
     pub(crate) struct LowCombine = "EpLowCombineArgs" {
-        /// bf16 [local experts, ranks * max_tokens, hidden], or by source [ranks * max_tokens, hidden], rows y_stride bytes apart.
+        /// bf16 [local experts, ranks * max_tokens, hidden], or by source [ranks * max_tokens, hidden], or packed [room, hidden], rows y_stride bytes
+        /// apart.
         pub(crate) y: u64,
         /// Bytes from one row of y to the next.
         pub(crate) y_stride: u64,

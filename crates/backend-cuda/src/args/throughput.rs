@@ -219,13 +219,9 @@ c_struct! {
 }
 
 c_struct! {
-    /// Parameters of ep_spread_kernel.
-    pub(crate) struct Spread = "EpSpreadArgs" {
-        /// Codes of the received rows, scales_offset bytes apart.
-        pub(crate) x: u64,
-        /// Their scales, scales_stride bytes apart; unused where rows have none.
-        pub(crate) scales: u64,
-        /// i64 [rows, topk], or 0: slots are there.
+    /// Parameters of ep_slots_kernel.
+    pub(crate) struct Slots = "EpSlotsArgs" {
+        /// i64 [rows, topk]: local expert of each choice, or -1.
         pub(crate) topk_idx: u64,
         /// u32 [ranks + 1]: first row of each source; last: rows received.
         pub(crate) first_of: u64,
@@ -235,14 +231,10 @@ c_struct! {
         pub(crate) out_first: u64,
         /// Out, or 0: u32 [local experts]: the counts, for the user.
         pub(crate) out_counts: u64,
-        /// Out, unless they are there: i32 [rows, topk]: slot of each choice, or -1.
+        /// Out: i32 [rows, topk]: slot of each choice, or -1.
         pub(crate) slots: u64,
-        /// Out, unless slots are there: i32 [ranks, local experts]: first slot of each source.
+        /// Out: i32 [ranks, local experts]: first slot of each source.
         pub(crate) offsets: u64,
-        /// Out: codes of the rows by expert, scales_offset bytes apart.
-        pub(crate) out: u64,
-        /// Out: their scales, scales_stride bytes apart; unused where rows have none.
-        pub(crate) out_scales: u64,
         /// Scratch: u64 [local experts, blocks]: the lower half of ops_done, and choices of each share.
         pub(crate) told: u64,
         /// Scratch: u32 [blocks, 1 + warps, local experts], or 0: in shared memory.
@@ -251,8 +243,38 @@ c_struct! {
         pub(crate) rows: u32,
         /// The first slot of each expert is a multiple of it.
         pub(crate) alignment: u32,
+        /// Rows by expert that there is room for.
+        pub(crate) room: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_spread_kernel.
+    pub(crate) struct Spread = "EpSpreadArgs" {
+        /// Codes of the received rows, scales_offset bytes apart.
+        pub(crate) x: u64,
+        /// Their scales, scales_stride bytes apart; unused where rows have none.
+        pub(crate) scales: u64,
+        /// u32 [ranks + 1]: first row of each source; last: rows received.
+        pub(crate) first_of: u64,
+        /// u32 [local experts]: choices of each, as the ranks told each other.
+        pub(crate) counts: u64,
+        /// i32 [rows, topk]: slot of each choice, or -1.
+        pub(crate) slots: u64,
+        /// i32 [ranks, local experts]: first slot of each source.
+        pub(crate) offsets: u64,
+        /// Out: codes of the rows by expert, scales_offset bytes apart.
+        pub(crate) out: u64,
+        /// Out: their scales, scales_stride bytes apart; unused where rows have none.
+        pub(crate) out_scales: u64,
+        /// Received, or made room for.
+        pub(crate) rows: u32,
         /// Rows by expert that there is room for. Nothing is stored beyond, whatever became of slots that the user holds, too.
         pub(crate) room: u32,
+        /// Not 0: slots that are no choice's become zeros.
+        pub(crate) zeros: u32,
         /// Zero.
         pub(crate) reserved: u32,
     }

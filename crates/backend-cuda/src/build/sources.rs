@@ -20,6 +20,8 @@ pub enum Source {
     Unpack,
     /// Zeros behind the rows that came.
     Blank,
+    /// Where rows by expert stand.
+    Slots,
     /// Rows by expert.
     Spread,
     /// Sums of the results of rows by expert.
@@ -61,13 +63,14 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 25] = [
+pub const ALL: [Source; 26] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
     Source::Blank,
+    Source::Slots,
     Source::Spread,
     Source::Fold,
     Source::Offer,
@@ -141,6 +144,7 @@ sources! {
     Dispatch: "throughput/dispatch.cu" "ep_dispatch_kernel";
     Unpack: "throughput/unpack.cu" "ep_unpack_kernel";
     Blank: "throughput/blank.cu" "ep_blank_kernel";
+    Slots: "throughput/slots.cu" "ep_slots_kernel";
     Spread: "throughput/spread.cu" "ep_spread_kernel";
     Fold: "throughput/fold.cu" "ep_fold_kernel";
     Offer: "throughput/offer.cu" "ep_offer_kernel";
@@ -178,10 +182,10 @@ impl Source {
     pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
         use Source::{
             CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, Meet, OfferNone, Probe,
-            Spread, Unpack,
+            Slots, Unpack,
         };
         // A rank that fails tells those of other nodes, too.
-        let speaks = matches!(self, Counts | DispatchRing | Unpack | Spread | CombineRing | OfferNone | Probe | Meet);
+        let speaks = matches!(self, Counts | DispatchRing | Unpack | Slots | CombineRing | OfferNone | Probe | Meet);
         let low = matches!(self, LowDispatch | LowCombine | LowMask | LowLastWords);
         (speaks || low).then(|| Target::new(self, arch).over(lanes))
     }
@@ -216,7 +220,7 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 61] = headers! {
+const HEADERS: [(&str, &str); 62] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
@@ -224,7 +228,7 @@ const HEADERS: [(&str, &str); 61] = headers! {
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
         "ep_pieces.h" "ep_place_far.h" "ep_pull.h" "ep_pull_bulk.h" "ep_pull_loads.h" "ep_return_team.h" "ep_ring.h" "ep_slots.h" "ep_summing.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_early.h" "ep_low_end.h" "ep_low_far.h"
-        "ep_low_far_results.h" "ep_low_headers.h" "ep_low_ready.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
+        "ep_low_far_results.h" "ep_low_headers.h" "ep_low_packed.h" "ep_low_ready.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
         "ep_low_reduce_cells.h" "ep_low_reduce_units.h" "ep_low_results.h" "ep_low_return.h" "ep_low_return_cells.h"
         "ep_low_return_units.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_send_cells.h" "ep_low_send_units.h" "ep_low_shares.h" "ep_low_units.h" "ep_low_watch.h";
     "checks/": "ep_test.h";

@@ -1,5 +1,5 @@
-//! Rows by expert: a launch behind a dispatch's rows copies each to the slots of its choices, and one before a combine sums the results of
-//! these.
+//! Rows by expert: behind a dispatch's rows a launch finds the slots of their choices, and one copies each row there; one before a combine sums the
+//! results of these.
 
 use std::sync::Arc;
 
@@ -89,6 +89,8 @@ pub(super) struct Spreading<'a> {
     pub(super) plan: &'a DevicePlan,
     /// Where they are to stand.
     pub(super) placed: &'a Placed,
+    /// Whether padding becomes zeros.
+    pub(super) zeros: bool,
     /// Room for the rows by expert.
     pub(super) out: &'a Rows,
 }
@@ -96,30 +98,46 @@ pub(super) struct Spreading<'a> {
 impl CudaEndpoint {
     /// Enqueues, behind the kernels that bring the rows, what orders them by expert.
     pub(super) fn spread(&self, call: Call, spreading: &Spreading<'_>) -> Result<(), Error> {
-        let Spreading { x, topk_idx, plan, placed, out } = *spreading;
-        let (out_first, out_counts) = match &placed.experts {
-            ExpertSlots::OnDevice { first, counts } if topk_idx != 0 => (first.address(), counts.address()),
-            _ => (0, 0),
-        };
+        let Spreading { x, topk_idx, plan, placed, zeros, out } = *spreading;
+        let (first_of, counts) = (plan.first_of(), plan.arrived());
+        let (slots, offsets) = (placed.slots.address(), placed.offsets.address());
+        if topk_idx != 0 {
+            let (out_first, out_counts) = match &placed.experts {
+                ExpertSlots::OnDevice { first, counts } => (first.address(), counts.address()),
+                ExpertSlots::OnHost { .. } => (0, 0),
+            };
+            let args = args::Slots {
+                topk_idx,
+                first_of,
+                counts,
+                out_first,
+                out_counts,
+                slots,
+                offsets,
+                rows: placed.rows,
+                alignment: placed.alignment,
+                room: placed.room,
+                ..args::Slots::default()
+            };
+            // SAFETY: choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
+            // struct and the layout say.
+            unsafe { self.device.slots(call, &args) }?;
+        }
         let args = args::Spread {
             x: x.0,
             scales: x.1,
-            topk_idx,
-            first_of: plan.first_of(),
-            counts: plan.arrived(),
-            out_first,
-            out_counts,
-            slots: placed.slots.address(),
-            offsets: placed.offsets.address(),
+            first_of,
+            counts,
+            slots,
+            offsets,
             out: self.address(out),
             out_scales: self.scales(out).0,
             rows: placed.rows,
-            alignment: placed.alignment,
             room: placed.room,
-            ..args::Spread::default()
+            zeros: zeros.into(),
+            reserved: 0,
         };
-        // SAFETY: rows, choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
-        // struct and the layout say.
+        // SAFETY: as above, and rows by source and by expert for as many rows and slots.
         Ok(unsafe { self.device.spread(call, &args) }?)
     }
 

@@ -464,7 +464,7 @@ impl CudaEndpoint {
         let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
         // Where rows came to, and their scales.
         let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));
-        // Of rows by expert all spare ones become zeros, and these are not the user's.
+        // Of rows by expert those by source are not the user's.
         if batch.zero_spare && batch.placed.is_none() {
             let args = args::Blank { first_of: plan.first_of(), x, scales, rows: batch.room, reserved: 0 };
             // SAFETY: as above, and as much room as the batch was given.
@@ -478,6 +478,7 @@ impl CudaEndpoint {
                     topk_idx: idx,
                     plan,
                     placed,
+                    zeros: batch.zero_spare,
                     out,
                 };
                 self.spread(batch.call, &spreading)

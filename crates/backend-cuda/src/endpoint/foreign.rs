@@ -28,8 +28,10 @@ pub struct LowPlaces {
     pub segments: u64,
     /// i32 `[local experts, ranks * max_tokens]`.
     pub source_token: u64,
-    /// Where what is told of rows by source goes; then `x`, `scales` and `source_token` have no local experts.
+    /// Where what is told of received rows goes, by source and packed; then `x`, `scales` and `source_token` have no local experts.
     pub by_source: Option<LowPlacesBySource>,
+    /// Where it goes which packed rows stand where; then `x` and `scales` have a row for each slot.
+    pub packed: Option<LowPlacesPacked>,
     /// i32 `[local experts]`, to which `expert_counts` are added; 0: none.
     pub stats: u64,
     /// What a graph must keep that the call is captured into: the memory of these places, where it is not kept otherwise.
@@ -49,6 +51,17 @@ pub struct LowPlacesBySource {
     pub topk_weights: u64,
     /// i32 `[ranks * max_tokens]`.
     pub source_rank: u64,
+}
+
+/// Where a low-latency dispatch puts what it tells of packed rows: arrays with the shapes of [`LowPacked`](ep_core::engine::low_latency::LowPacked).
+#[derive(Clone, Copy, Debug)]
+pub struct LowPlacesPacked {
+    /// i32 `[local experts + 1]`.
+    pub first: u64,
+    /// i32 `[ranks * max_tokens, topk]`.
+    pub slots: u64,
+    /// f32 `[slots]`.
+    pub weights: u64,
 }
 
 /// Where a low-latency dispatch puts scales: `[local experts, ranks * max_tokens, words]`, words of 4 bytes, an f32 or four UE8M0 bytes

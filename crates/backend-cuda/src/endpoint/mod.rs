@@ -10,7 +10,7 @@
 //! |---|---|
 //! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed; blank where spare rows are to be zeros |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring; blank as before |
-//! | dispatch by expert, cached or not | as a dispatch, then spread |
+//! | dispatch by expert; cached | as a dispatch, then slots and spread; then spread |
 //! | combine | fold where rows are by expert; offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
@@ -46,7 +46,7 @@ use crate::far::Far;
 use crate::rank::{Call, RankDevice};
 #[cfg(feature = "workshop")]
 pub use checks::{Consumed, CrashFlag};
-pub use foreign::{LowPlaces, LowPlacesBySource, LowScales};
+pub use foreign::{LowPlaces, LowPlacesBySource, LowPlacesPacked, LowScales};
 pub use low_latency::{Combining, Dispatching, Early, LowHandle, Ready, Signals};
 pub use rows::{Apart, Array, DeviceWindow, Owned, Rows, ScaleStrides};
 

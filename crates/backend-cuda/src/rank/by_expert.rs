@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{Call, RankDevice};
-use crate::args::{self, SPREAD_WARPS};
+use crate::args::{self, SLOTS_WARPS};
 use crate::driver::{DeviceMemory, Launch, Mode, Scratch, Stream};
 use crate::error::CudaError;
 
@@ -43,21 +43,31 @@ impl Shares {
 }
 
 impl RankDevice {
-    /// Orders rows that came by expert; `args` without what this fills in: memory for the work.
+    /// Finds where the choices of rows that came stand by expert; `args` without what this fills in: memory for the work.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
-    pub(crate) unsafe fn spread(&self, call: Call, args: &args::Spread) -> Result<(), CudaError> {
+    pub(crate) unsafe fn slots(&self, call: Call, args: &args::Slots) -> Result<(), CudaError> {
         let blocks = self.shares.blocks;
-        let needed = 4 * (1 + SPREAD_WARPS) as usize * self.view.w.local_experts as usize;
+        let needed = 4 * (1 + SLOTS_WARPS) as usize * self.view.w.local_experts as usize;
         let (tables, shared_memory) = match needed > self.stream.device().shared_memory() as usize {
             true => (self.shares.tables(&self.stream, needed)?, 0),
             false => (0, needed as u32),
         };
-        let args = args::Spread { told: self.shares.told.address(), tables, ..*args };
-        let shape = Launch { blocks, threads: 32 * SPREAD_WARPS, shared_memory, mode: Mode::Cooperative };
+        let args = args::Slots { told: self.shares.told.address(), tables, ..*args };
+        let shape = Launch { blocks, threads: 32 * SLOTS_WARPS, shared_memory, mode: Mode::Cooperative };
         // SAFETY: as the caller promises.
-        unsafe { self.launch(self.kernels.spread, shape, call, &args) }
+        unsafe { self.launch(self.kernels.slots, shape, call, &args) }
+    }
+
+    /// Copies rows that came to their slots.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn spread(&self, call: Call, args: &args::Spread) -> Result<(), CudaError> {
+        let rows = if args.zeros > 0 { args.rows.max(args.room) } else { args.rows };
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.spread, self.local(rows), call, args) }
     }
 
     /// Sums the results of each received row's choices.
@@ -66,6 +76,6 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn fold(&self, call: Call, args: &args::Fold) -> Result<(), CudaError> {
         // SAFETY: as the caller promises.
-        unsafe { self.launch(self.kernels.fold, self.light(), call, args) }
+        unsafe { self.launch(self.kernels.fold, self.local(args.rows), call, args) }
     }
 }

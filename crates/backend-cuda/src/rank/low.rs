@@ -113,7 +113,9 @@ fn dispatch_shared(window: &KernelWindow) -> u64 {
     let experts = if window.nodes == 1 { (4 + 4 * warps) * u64::from(window.experts) } else { 0 };
     let send = ((28 + 8 * warps) * ranks + experts).next_multiple_of(128) + window.wire_bytes + UNIT_BYTES;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
-    let receive = warps * (8 + 4 + 4 * 32 + 4) + 4 * (4 * ranks + 1 + counts);
+    // Where rows are packed, also how many each expert gets, and where these begin.
+    let slots = 2 * u64::from(window.local_experts) + 1;
+    let receive = warps * (8 + 4 + 4 * 32 + 4) + 4 * (4 * ranks + 1 + counts + slots);
     send.max(receive)
 }
 

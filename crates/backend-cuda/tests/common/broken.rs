@@ -2,6 +2,7 @@
 //! is left goes on.
 #![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use ep_conformance::Setup;
@@ -55,11 +56,15 @@ impl Job {
         let (whole, left) = (self.world(&RankSet::new())?, self.world(lost)?);
         let how = Round { return_weights: true, ..Round::default() };
         let cluster = self.adapters.cluster(&self.setup)?;
+        // Each rank has a thread. Nobody begins the next round before all harm is done: a rank whose posts had all been taken by a card that dies
+        // behind them would hear of it from no adapter, only from the deadline.
+        let harmed = Barrier::new(self.batches.len());
         let outcomes = run_on(cluster, &self.setup, async |mut ep| {
             let me = ep.rank();
             let batch = &self.batches[me.index()];
             let first = round(&mut ep, &whole, batch, &how).await;
             harm(me);
+            harmed.wait();
             if lost.contains(me) {
                 std::mem::forget(ep);
                 return None;

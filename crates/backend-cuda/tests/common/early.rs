@@ -103,6 +103,7 @@ impl Places {
             segments: self.segments.address(),
             source_token: self.source_token.address(),
             by_source: None,
+            packed: None,
             stats: 0,
             owner: None,
         }

@@ -267,6 +267,7 @@ pub(crate) fn not_its_own() -> Verdict {
             segments: segments.address(),
             source_token: tokens.address(),
             by_source: None,
+            packed: None,
             stats: 0,
             owner: None,
         };

@@ -94,7 +94,7 @@ pub(crate) fn by_expert() -> Verdict {
         layer.run(async |mut ep| {
             let me = ep.rank().index();
             let mut input = Uploaded::new(&mut ep, &first[me])?;
-            let options = Dispatch { by_expert: true, expert_alignment: 4, ..Dispatch::default() };
+            let options = Dispatch { by_expert: true, expert_alignment: 4, zero_spare: true, ..Dispatch::default() };
             let handle = ep.dispatch_with(&input.x, &input.routing(), &options).await?.handle;
             let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
             layer.meet()?;
@@ -124,7 +124,7 @@ pub(crate) fn by_expert_worst_case() -> Verdict {
 
 fn by_expert_worst_case_on(layer: &Layer) -> Verdict {
     let first = layer.batches(0).map_err(text)?;
-    let known = Dispatch { by_expert: true, expert_alignment: 4, ..Dispatch::default() };
+    let known = Dispatch { by_expert: true, expert_alignment: 4, zero_spare: true, ..Dispatch::default() };
     let sizes = layer.run(async |mut ep| {
         let me = ep.rank().index();
         let mut input = Uploaded::new(&mut ep, &first[me])?;

@@ -41,7 +41,7 @@ impl<N: Network> Processes for Apart<N> {
             | Requirement::Departures
             | Requirement::Get
             | Requirement::LowLatency
-            | Requirement::LowBySource
+            | Requirement::LowOrders
             | Requirement::Int8
             | Requirement::ByExpert
             | Requirement::ManyRanks

@@ -60,7 +60,7 @@ impl<N: Network> Backend for Host<N> {
             | Requirement::Departures
             | Requirement::Get
             | Requirement::LowLatency
-            | Requirement::LowBySource
+            | Requirement::LowOrders
             | Requirement::Int8
             | Requirement::ByExpert
             | Requirement::ManyRanks

@@ -108,16 +108,17 @@ impl Stage {
         let (first, second) = (drawn(scenario.seed), drawn(scenario.seed.wrapping_add(77)));
         let (return_weights, bias) = (scenario.seed.is_multiple_of(2), scenario.seed as usize % 3);
         let batches = [first.batches()?, second.batches()?];
-        let how = |batches: &[Batch]| -> Result<Vec<How>, Error> {
+        let how = |batches: &[Batch], zero_spare| -> Result<Vec<How>, Error> {
             let arrivals = setup.topology.all().zip(Arrival::expected(&world, batches));
             let how = arrivals.map(|(rank, arrival)| {
                 let worst_rows = asked.worst_rows(&setup, arrival.received.rows());
                 let bias = bias_rows(&first, rank, bias)?;
-                Ok(How { rings: None, alignment: asked.alignment, worst_rows, return_weights, bias })
+                Ok(How { rings: None, alignment: asked.alignment, worst_rows, zero_spare, return_weights, bias })
             });
             how.collect()
         };
-        let how = [how(&batches[0])?, how(&batches[1])?];
+        // The memory that the first leaves is full of its rows.
+        let how = [how(&batches[0], true)?, how(&batches[1], false)?];
         Ok(Self { batches, setup, world, how })
     }
 

@@ -11,7 +11,7 @@ use proptest::test_runner::{
 use super::by_expert;
 use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
-use crate::low_latency::{by_source, scenario as low_latency};
+use crate::low_latency::{by_source, packed, scenario as low_latency};
 use crate::scenario::{Scenario, scenarios};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -21,8 +21,13 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         Case { name: LOW_LATENCY, needs: &[Requirement::LowLatency], body: low::<B> },
         Case {
             name: LOW_BY_SOURCE,
-            needs: &[Requirement::LowLatency, Requirement::LowBySource],
+            needs: &[Requirement::LowLatency, Requirement::LowOrders],
             body: low_by_source::<B>,
+        },
+        Case {
+            name: LOW_PACKED,
+            needs: &[Requirement::LowLatency, Requirement::LowOrders],
+            body: low_packed::<B>,
         },
     ]
 }
@@ -31,6 +36,7 @@ const THROUGHPUT: &str = "campaign_random_scenarios_match_the_oracle";
 const BY_EXPERT: &str = "campaign_random_dispatches_by_expert_match_the_oracle";
 const LOW_LATENCY: &str = "campaign_random_low_latency_scenarios_match_the_oracle";
 const LOW_BY_SOURCE: &str = "campaign_random_low_latency_by_source_matches_the_oracle";
+const LOW_PACKED: &str = "campaign_random_low_latency_packed_matches_the_oracle";
 
 /// Nodes, and ranks of each, of the largest communicator drawn; one node where the backend has no more.
 fn largest<B: Backend>(backend: &B) -> (u32, u32) {
@@ -107,6 +113,17 @@ fn low_by_source<B: Backend>(backend: &B) -> Result<(), String> {
     campaign(LOW_BY_SOURCE, file, share, possible_low(backend, false), |scenario| {
         let setup = scenario.setup().map_err(|error| error.to_string())?;
         by_source::check(&scenario, backend, &setup).map(drop)
+    })
+}
+
+/// A fourth of the others' number.
+fn low_packed<B: Backend>(backend: &B) -> Result<(), String> {
+    let file = "proptest-regressions/campaign_low_packed.txt";
+    let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
+    let alignment = proptest::sample::select(&[1, 3, 8, 128][..]);
+    campaign(LOW_PACKED, file, share, (possible_low(backend, false), alignment), |(scenario, alignment)| {
+        let setup = scenario.setup().map_err(|error| error.to_string())?;
+        packed::check(&scenario, backend, &setup, alignment).map(drop)
     })
 }
 

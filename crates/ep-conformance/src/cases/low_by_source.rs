@@ -14,8 +14,8 @@ use crate::low_latency::scenario::{Scenario, Turn};
 use crate::low_latency::{Seen, results, upload};
 use crate::workload::RoutingKind;
 
-const NEEDS: &[Requirement] = &[Requirement::LowLatency, Requirement::LowBySource];
-const FAR: &[Requirement] = &[Requirement::FarLowLatency, Requirement::LowBySource];
+const NEEDS: &[Requirement] = &[Requirement::LowLatency, Requirement::LowOrders];
+const FAR: &[Requirement] = &[Requirement::FarLowLatency, Requirement::LowOrders];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };

@@ -7,6 +7,7 @@ mod engine;
 mod failures;
 mod fixture;
 mod low_by_source;
+mod low_packed;
 mod low_latency;
 mod low_lost;
 mod low_nodes;
@@ -36,6 +37,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(modes::cases());
     all.extend(low_latency::cases());
     all.extend(low_by_source::cases());
+    all.extend(low_packed::cases());
     all.extend(low_lost::cases());
     all.extend(low_nodes::cases());
     all.extend(zombies::cases());

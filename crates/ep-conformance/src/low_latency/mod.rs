@@ -3,6 +3,8 @@
 #[cfg(feature = "suite")]
 pub mod by_source;
 #[cfg(feature = "suite")]
+pub mod packed;
+#[cfg(feature = "suite")]
 pub mod scenario;
 pub mod verify;
 

@@ -62,6 +62,8 @@ c_enum! {
         RowGeneration = 14,
         /// batch that the readiness of results is of
         ReadyEpoch = 15,
+        /// rows by expert
+        Slots = 16,
     }
 }
 

@@ -50,14 +50,14 @@ fn told_slots(counts: &[u32], alignment: u32) -> Option<u32> {
     Expansion::first_slots(counts, alignment).ok().and_then(|first| first.last().copied())
 }
 
-/// Copies each row that came, which lies in `block` or in `taken`, to the slots of its choices in `x`; the others become zeros. `counts`: choices of
-/// each expert by what the ranks told each other.
+/// Copies each row that came, which lies in `block` or in `taken`, to the slots of its choices in `x`; the others become zeros where `zero_spare`.
+/// `counts`: choices of each expert by what the ranks told each other.
 pub(super) fn spread<M: Machine>(
     operation: &Operation<'_, M>,
     port: &impl Port,
     (taken, block): (&Taken<M::Window>, Option<&Block>),
     counts: &[u32],
-    order: Order<'_>,
+    (order, zero_spare): (Order<'_>, bool),
     mut x: HostRows<M::Window>,
 ) -> Result<Spread<M::Window>, Fault> {
     let expansion = match order {
@@ -79,7 +79,7 @@ pub(super) fn spread<M: Machine>(
     payload.fill(0);
     let used = expansion.first().last().copied().unwrap_or(0);
     let is_left = |slot| operation.plants(if slot < used { Plant::PaddingLeft } else { Plant::RoomLeft });
-    for slot in expansion.padding().filter(|&slot| !is_left(slot)) {
+    for slot in expansion.padding().filter(|&slot| zero_spare && !is_left(slot)) {
         port.charge(Work::Row { bytes: payload.len() as u64 });
         x.write(slot, &payload)?;
     }

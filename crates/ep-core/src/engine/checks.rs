@@ -83,7 +83,7 @@ impl Desk {
         if options.device_counts && options.worst_rows == 0 {
             return Err(Error::invalid("worst-case rows of a dispatch with device counts", 0, "at least 1"));
         }
-        if options.zero_spare && options.worst_rows == 0 {
+        if options.zero_spare && options.worst_rows == 0 && !options.by_expert {
             return Err(Error::invalid(
                 "worst-case rows of a dispatch whose spare rows are to be zeros",
                 0,

@@ -171,7 +171,7 @@ impl<M: Machine> Engine<M> {
             }
             None => taken.x,
         };
-        // Of rows by expert all spare ones are zeros by now, and these are not the user's.
+        // Of rows by expert spare ones are zeros by now, and these are not the user's.
         if batch.zero_spare && spread.is_none() {
             x.zero_from(rows)?;
         }
@@ -296,7 +296,7 @@ async fn exchange_rows<M: Machine>(
     let spread = match room {
         Some((order, x)) => {
             let (arrived, counts) = ((&taken, granted.as_ref()), exchange.expert_counts());
-            Some(by_expert::spread(operation, control.port(), arrived, counts, order, x)?)
+            Some(by_expert::spread(operation, control.port(), arrived, counts, (order, batch.zero_spare), x)?)
         }
         None => None,
     };

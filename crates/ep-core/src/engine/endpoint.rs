@@ -73,11 +73,12 @@ pub struct Dispatch {
     pub expert_alignment: u32,
     /// Rows by expert instead of rows by source, ready for a grouped GEMM: [`Received::x`] has a row for each choice. Those of an expert lie
     /// side by side, ordered by (source rank, token, choice); the first row of each expert is at a multiple of `expert_alignment`; what lies
-    /// between is zeros. [`Received::by_expert`] says where each stands, and combine takes results in the same layout.
+    /// between is padding. [`Received::by_expert`] says where each stands, and combine takes results in the same layout.
     ///
     /// With `device_counts` there is room for as many rows by expert as `worst_rows` can become: `worst_rows` times the lesser of topk and local
     /// experts (topk with `repeats`), and `expert_alignment - 1` for each local expert, rounded up to the alignment; at most 2^31 - 1. All that is
-    /// no row is zeros, to the end of the room.
+    /// no row is padding, to the end of the room. Padding is undefined, unless [`Dispatch::zero_spare`] asks for zeros: there may be more of it
+    /// than rows.
     ///
     /// Not for [`Routing::Membership`], nor for `worst_rows` without `device_counts`, and with an alignment of at most 2^30 / local experts.
     /// Backends that do not have it refuse it, [`Error::Unsupported`].
@@ -86,8 +87,8 @@ pub struct Dispatch {
     /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`]. More rows than that are a failure of the
     /// operation, [`crate::Fault::Mismatch`] of `worst-case rows`, and are written nowhere.
     pub worst_rows: u32,
-    /// Rows beyond the received ones, and their scales, are zeros instead of undefined: of this dispatch, and of cached ones along its handle.
-    /// Needs `worst_rows`.
+    /// Rows beyond the received ones, and their scales, are zeros instead of undefined: of this dispatch, and of cached ones along its handle; with
+    /// `by_expert` all padding. Needs `worst_rows`, or `by_expert`.
     pub zero_spare: bool,
     /// The counts stay in the machine's memory ([`Received::counts`]), so that the host need not wait for them: [`Received::rows`]
     /// and [`Handle::rows`] are then `worst_rows`, which must be given, and [`Received::expert_counts`] is empty. Rows beyond the

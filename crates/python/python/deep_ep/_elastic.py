@@ -74,11 +74,11 @@ class Elastic:
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,), device)
         sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
         worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
-        if not layout.expand and self.small.takes(sizes, counting.most_tokens, device):
+        if self.small.takes(sizes, counting, layout, device):
             of_batch = topk_idx, topk_weights, stats
             return self.small.dispatch(rows, of_batch, sizes, counting, worst, num_sms, copies_choices, layout, defer)
         arena, received = self._sent(
-            rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, layout.expand
+            rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, layout.expand, layout.zeros
         )
         # Before anything else may fail on this rank alone: the ranks count together.
         if not worst:
@@ -106,22 +106,33 @@ class Elastic:
         sent by the same choices once more, which brings them in the same order."""
         rows, routing = Rows.of(x), handle.routing
         arena = routing.arena
-        if arena is None and rows.element == routing.sizes.element and not layout.expand:
+        if arena is None and rows.element == routing.sizes.element and layout.expand == handle.do_expand:
             return self.small.redispatch(rows, handle, topk_weights, layout, defer)
         if arena is not None and topk_weights is None and rows.element == routing.sizes.element:
             communicator = arena.communicator
             brought = communicator.throughput.redispatch(rows.x, _native(routing), rows.scales, defer)
             received = Received(brought, communicator.order)
+            zeroed = False
         else:
             self._choices(rows, handle.topk_idx, topk_weights)
             alignment = handle.expert_alignment
             by_expert = routing.by_expert is not None
             arena, received = self._sent(
-                rows, handle.topk_idx, topk_weights, handle.num_experts, alignment, routing.worst_rows, defer, by_expert
+                rows,
+                handle.topk_idx,
+                topk_weights,
+                handle.num_experts,
+                alignment,
+                routing.worst_rows,
+                defer,
+                by_expert,
+                layout.zeros,
             )
             if not routing.worst_rows and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
-        handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
+            zeroed = True
+        with_weights = topk_weights is not None
+        handed, weights = self._handed(rows, received, arena, handle, layout, with_weights, defer, zeroed)
         with self._behind(arena, defer):
             choices = None if layout.expand else routing.choices.clone()
         return handed, choices, weights, handle, event(arena.communicator, defer)
@@ -144,8 +155,9 @@ class Elastic:
         if small is not None:
             # Before anything moves: what one rank is refused, the others would wait for.
             self._check_small(x, handle, topk_weights, bias)
-            if topk_weights is None and bias is None:
-                return self.small.combine(x, handle, defer)
+            by_choice = handle.do_expand and not reduces_twice
+            if topk_weights is None and bias is None and self.small.by_choice >= by_choice:
+                return self.small.combine(x, handle, by_choice, defer)
             routing = self._by_throughput(handle)
         arena, y, weights = routing.arena, x, topk_weights
         assert arena is not None
@@ -153,7 +165,7 @@ class Elastic:
         if handle.do_expand:
             weights = self._of_expanded(x, handle, topk_weights)
             if not reduces_twice:
-                return self._by_choice(x, handle, weights, bias, defer)
+                return self._by_choice(x, handle, routing, weights, bias, defer)
             y = handle.expansion.reduced(x)
         combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
         arena.look_at_results()
@@ -165,13 +177,15 @@ class Elastic:
     @staticmethod
     def _check_small(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, bias: Any) -> None:
         """Refuses what are not results, weights and starts of a small batch."""
-        routing, rows = handle.routing, handle.num_recv_tokens
+        routing, rows = handle.routing, handle.num_expanded_tokens if handle.do_expand else handle.num_recv_tokens
         device = routing.choices.device
         check.tensor("x", x, torch.bfloat16, ("rows", routing.sizes.hidden), device)
         if x.shape[0] < rows:
-            raise errors.InvalidArgument(f"rows of x are {x.shape[0]}, allowed: at least {rows}, those of the handle")
+            of = "expanded rows of the handle" if handle.do_expand else "those of the handle"
+            raise errors.InvalidArgument(f"rows of x are {x.shape[0]}, allowed: at least {rows}, {of}")
         if topk_weights is not None:
-            _checks.tensor("topk_weights", topk_weights, torch.float32, (x.shape[0], routing.sizes.topk), device)
+            shape = (x.shape[0],) if handle.do_expand else (x.shape[0], routing.sizes.topk)
+            _checks.tensor("topk_weights", topk_weights, torch.float32, shape, device)
         _starts(bias, (routing.native.tokens, routing.sizes.hidden), device)
 
     def _by_throughput(self, handle: EPHandle) -> ElasticRouting:
@@ -183,7 +197,7 @@ class Elastic:
             rows = Rows(torch.zeros((tokens, routing.sizes.hidden), dtype=torch.bfloat16, device=device))
             worst, alignment = routing.worst_rows, handle.expert_alignment
             arena, received = self._sent(
-                rows, handle.topk_idx, None, handle.num_experts, alignment, worst, False, False
+                rows, handle.topk_idx, None, handle.num_experts, alignment, worst, False, handle.do_expand
             )
             if not worst and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
@@ -191,10 +205,15 @@ class Elastic:
         return handle._in_throughput
 
     def _by_choice(
-        self, x: torch.Tensor, handle: EPHandle, weights: torch.Tensor | None, bias: Any, defer: bool
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        routing: ElasticRouting,
+        weights: torch.Tensor | None,
+        bias: Any,
+        defer: bool,
     ) -> Combined:
         """Each choice's results come back by themselves; their token's rank sums them in f32 and rounds once."""
-        routing = handle.routing
         arena, topk = routing.arena, routing.sizes.topk
         assert arena is not None
         throughput, sums, back = arena.communicator.throughput, None, None
@@ -240,8 +259,10 @@ class Elastic:
         worst: int,
         defer: bool,
         by_expert: bool,
+        zeros: bool = False,
     ) -> tuple[Arena, Received]:
-        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host."""
+        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host. ``zeros``: in what is no row of those by
+        expert; there may be more of it than rows, so it is not touched unless asked for."""
 
         def rows_to() -> list[int]:
             counts: list[int] = self.members.of(topk_idx, experts)[0].tolist()
@@ -258,7 +279,7 @@ class Elastic:
             by_expert=by_expert,
             worst_rows=worst,
             device_counts=worst > 0,
-            zero_spare=worst > 0,
+            zero_spare=zeros if by_expert else worst > 0,
             defer=defer,
         )
         return arena, received
@@ -272,16 +293,18 @@ class Elastic:
         layout: Layout,
         with_weights: bool,
         defer: bool,
+        zeroed: bool = True,
     ) -> tuple[Rows_t, torch.Tensor | None]:
-        """Rows and weights as the caller wants them. What is no row is zeros."""
+        """Rows and weights as the caller wants them. ``zeroed``: what is to be zeros is, unless torch's operations order the rows."""
         weights = received.topk_weights if with_weights else None
         with self._behind(arena, defer):
             expansion = handle.expansion if layout.expand or handle.routing.by_expert is not None else None
             if expansion is not None:
                 arena.has_placed()
                 x, scales = _parts(rows.received(received.x, received.scales))
-                x = _ordered(expansion, x, layout.expand)
-                scales = None if scales is None else _ordered(expansion, scales, layout.expand)
+                order = layout._replace(zeros=layout.zeros and not zeroed)
+                x = _ordered(expansion, x, order)
+                scales = None if scales is None else _ordered(expansion, scales, order)
                 if layout.expand and weights is not None:
                     weights = expansion.weights(weights)
             else:
@@ -365,12 +388,14 @@ def _other_rows(rows: int, handle: EPHandle) -> errors.InvalidArgument:
     )
 
 
-def _ordered(expansion: Expansion | Placed, x: torch.Tensor, expand: bool) -> torch.Tensor:
+def _ordered(expansion: Expansion | Placed, x: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Received rows expanded, or by received row: as they come from dispatches of :class:`Placed` by expert, and of :class:`Expansion`
     by received row."""
-    if isinstance(expansion, Placed):
-        return x if expand else expansion.by_row(x)
-    return expansion.rows(x)
+    if not isinstance(expansion, Placed):
+        return expansion.rows(x)
+    if not layout.expand:
+        return expansion.by_row(x)
+    return expansion.zeroed(x) if layout.zeros else x
 
 
 def _parts(rows: Rows_t) -> tuple[torch.Tensor, torch.Tensor | None]:

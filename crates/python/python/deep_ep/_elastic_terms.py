@@ -29,6 +29,8 @@ class Layout(NamedTuple):
     """One for each choice, expert-major."""
     columns_first: bool
     """Scales column by column."""
+    zeros: bool = False
+    """What is no row of an expanded batch is zeros."""
 
 
 class Counting(NamedTuple):

@@ -2,7 +2,7 @@
 
 A dispatch brings a row once to each rank. Expanded, it stands once for each expert that it is for: expert-major, the
 first row of each expert at a multiple of the alignment, those of an expert ordered as they came: by source rank, token,
-choice. What is no row is zeros. Dispatch and combine do so themselves where a call asks for it (:class:`Placed`). Of a handle whose
+choice. What is no row is undefined, as DeepEP has it, or zeros where the call asks for that. Dispatch and combine do so themselves where a call asks for it (:class:`Placed`). Of a handle whose
 rows came once, torch expands them (:class:`Expansion`). Everything in both has shapes that the host knows, so that nothing waits for a
 GPU and all of it can be captured.
 """
@@ -56,6 +56,12 @@ class Placed:
         """``x [room, ...]`` by received row: each that came has a choice here, and the others are zeros."""
         raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
         return _of_slots(raw, self.slots.amax(1)).view(x.dtype)
+
+    def zeroed(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [room, ...]``, of which all that is no row becomes zeros."""
+        raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
+        absent = torch.ones(self.room + 1, dtype=torch.bool, device=x.device).scatter_(0, self._places, False)
+        return raw.masked_fill_(_beside(absent[: self.room], raw), 0).view(x.dtype)
 
     def of_choice(self, y: torch.Tensor, choice: int) -> torch.Tensor:
         """bf16 ``[room, hidden]``: results of one choice of each row, zeros elsewhere: combine sums them at this rank."""

@@ -1,5 +1,5 @@
-"""Small batches of V2, by low latency: one launch a call, where throughput mode takes up to five. Rows lie as throughput mode would have brought
-them, and sums are the same bit for bit."""
+"""Small batches of V2, by low latency: one launch a call, where throughput mode takes up to six. Rows lie as throughput mode would have brought
+them, expanded or not, and sums are the same bit for bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 from typing import NamedTuple
 
 import torch
-from moexpress import Communicator, LowReceived, adapter, errors
+from moexpress import ByExpert, Communicator, LowReceived, adapter, errors
+from moexpress.adapter import BY_SOURCE
 
 from . import _arena, _checks
 from ._arena import Sizes
@@ -24,42 +25,56 @@ MOST_TOKENS = 128
 """Bound on the tokens of a rank. Larger batches are as fast in throughput mode, which takes less memory for them."""
 
 
+MOST_SLOTS = 1 << 16
+"""Bound on the expanded rows that there is room for: large alignments are for batches that fill them."""
+
+
 class Told(NamedTuple):
     """What a small dispatch brought, cut to the rows that there are, or that there is room for."""
 
     x: Rows_t
-    choices: torch.Tensor
-    """int64 ``[rows, topk]``, for the caller."""
+    choices: torch.Tensor | None
+    """int64 ``[rows, topk]``, for the caller; none with expanded rows."""
     own_choices: torch.Tensor
     """The same, for the handle."""
     weights: torch.Tensor
+    """f32 ``[rows, topk]``, or ``[expanded rows]``."""
     source_rank: torch.Tensor
     source_token: torch.Tensor
     first_of: torch.Tensor
     """int32 ``[ranks + 1]``."""
     counts: torch.Tensor
     """int32 ``[local experts]``."""
+    by_expert: ByExpert | None
+    """Where expanded rows stand."""
 
     @staticmethod
-    def of(sent: Rows, received: LowReceived, rows: int, layout: Layout) -> Told:
-        """Its first ``rows`` rows, in the form of what was sent."""
-        scales = received.scales
-        x = sent.received(received.x[:rows], None if scales is None else scales[:rows])
+    def of(sent: Rows, received: LowReceived, rows: int, slots: int, layout: Layout) -> Told:
+        """Its first ``rows`` rows, of expanded ones the first ``slots``, in the form of what was sent."""
+        scales, lying = received.scales, slots if layout.expand else rows
+        x = sent.received(received.x[:lying], None if scales is None else scales[:lying])
         if layout.columns_first and isinstance(x, tuple):
             x = x[0], column_major(x[1])
-        choices, own, weights = received.topk_idx, received.topk_idx_too, received.topk_weights
-        source_rank, first_of = received.source_rank, received.first_of
-        assert choices is not None and own is not None and weights is not None
-        assert source_rank is not None and first_of is not None
+        own, source_rank, first_of = received.topk_idx_too, received.source_rank, received.first_of
+        assert own is not None and source_rank is not None and first_of is not None
+        choices = None if layout.expand else received.topk_idx
+        weights = received.slot_weights if layout.expand else received.topk_weights
+        assert weights is not None
+        by_expert = None
+        if layout.expand:
+            places, first = received.slots, received.first_slots
+            assert places is not None and first is not None
+            by_expert = ByExpert([], [], places[:rows], None, (first, received.expert_counts))
         return Told(
             x,
-            choices[:rows],
+            None if choices is None else choices[:rows],
             own[:rows],
-            weights[:rows],
+            weights[:lying],
             source_rank[:rows],
             received.source_token[:rows],
             first_of,
             received.expert_counts,
+            by_expert,
         )
 
 
@@ -69,21 +84,26 @@ class Small:
     Args:
         communicators: of the buffer.
         most_tokens: the buffer's bound on the tokens of a rank, 0 for none.
+        by_choice: whether expanded results come back choice by choice, and are rounded once.
     """
 
-    def __init__(self, communicators: Communicators, most_tokens: int) -> None:
-        self.communicators = communicators
+    def __init__(self, communicators: Communicators, most_tokens: int, by_choice: bool) -> None:
+        self.communicators, self.by_choice = communicators, by_choice
         self.most_tokens = min(most_tokens or MOST_TOKENS, MOST_TOKENS)
         self._too_large: set[Sizes] = set()
         # Those of which both communicators were made.
         self._made: set[Sizes] = set()
         self._bounds: set[int] = set()
+        # Weights of results that come back choice by choice, each as it is: f32 ``[most_tokens, topk]``, by topk and device.
+        self._ones: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._generation = 0
 
-    def takes(self, sizes: Sizes, most_tokens: int, device: torch.device) -> bool:
+    def takes(self, sizes: Sizes, counting: Counting, layout: Layout, device: torch.device) -> bool:
         """Whether batches of these sizes go this way: the same on all ranks, of what all of them name alike."""
+        most_tokens = counting.most_tokens
         return (
             most_tokens <= self.most_tokens
+            and (not layout.expand or self._slots(sizes, most_tokens, counting.alignment) <= MOST_SLOTS)
             and sizes.element in ("bf16", "fp8", "fp8-ue8m0")
             and self.communicators.meeting.nodes == 1
             and _arena.kind(device) != "npu"
@@ -93,7 +113,7 @@ class Small:
 
     def communicator(self, sizes: Sizes, device: torch.device) -> Communicator:
         """The one that carries them."""
-        return self.communicators.low(device, sizes, self.most_tokens, per_choice=False)
+        return self.communicators.low(device, sizes, self.most_tokens, per_choice=self.by_choice)
 
     def dispatch(
         self,
@@ -110,33 +130,36 @@ class Small:
         """``given``: choices, weights, and what counts are added to."""
         topk_idx, topk_weights, stats = given
         communicator = self.communicator(sizes, rows.x.device)
+        slots = self._slots(sizes, counting.most_tokens, counting.alignment)
+        lies, most = ((counting.alignment, layout.zeros), slots) if layout.expand else (BY_SOURCE, worst)
         calls = communicator.in_low_latency
         received = calls.dispatch(
             rows.x,
             topk_idx,
             topk_weights,
             stats,
-            by_source=True,
+            lies=lies,
             host_counts=counting.sync,
             defer=defer,
             scales=rows.scales,
-            most_rows=worst or None,
+            most_rows=most or None,
         )
         native = received.handle
         assert native is not None
-        with behind(communicator, defer):
-            told = Told.of(rows, received, worst or native.rows or 0, layout)
         counts = [] if worst else [align(count, counting.alignment) for count in native.expert_counts]
+        slots = slots if worst else sum(counts)
+        with behind(communicator, defer):
+            told = Told.of(rows, received, worst or native.rows or 0, slots, layout)
         kept = calls.choices(native) if copies_choices else topk_idx
         handle = EPHandle(
-            do_expand=False,
+            do_expand=layout.expand,
             num_experts=sizes.experts,
             expert_alignment=counting.alignment,
             num_max_tokens_per_rank=counting.most_tokens,
             num_sms=num_sms,
             topk_idx=kept,
-            num_recv_tokens=len(told.choices),
-            num_expanded_tokens=expanded(counts, worst, sizes, communicator.local_experts, counting.alignment),
+            num_recv_tokens=len(told.own_choices),
+            num_expanded_tokens=slots,
             num_recv_tokens_per_expert_list=counts,
             psum_num_recv_tokens_per_scaleup_rank=told.first_of[1:],
             psum_num_recv_tokens_per_expert=None,
@@ -148,7 +171,7 @@ class Small:
         )
         source, generation = (told.source_rank, told.source_token), self.communicators.generation
         handle._routing = ElasticRouting(
-            communicator, None, sizes, native, told.own_choices, *source, worst, None, generation
+            communicator, None, sizes, native, told.own_choices, *source, worst, told.by_expert, generation
         )
         weights = None if topk_weights is None else told.weights
         return told.x, told.choices, weights, handle, event(communicator, defer)
@@ -163,19 +186,28 @@ class Small:
         if topk_weights is not None:
             shape = (native.tokens, routing.sizes.topk)
             _checks.tensor("topk_weights", topk_weights, torch.float32, shape, rows.x.device)
-        received = communicator.in_low_latency.redispatch(rows.x, native, topk_weights, defer, rows.scales)
+        calls = communicator.in_low_latency
+        received = calls.redispatch(rows.x, native, topk_weights, defer, rows.scales, layout.zeros)
         with behind(communicator, defer):
-            told = Told.of(rows, received, handle.num_recv_tokens, layout)
+            told = Told.of(rows, received, handle.num_recv_tokens, handle.num_expanded_tokens, layout)
         weights = None if topk_weights is None else told.weights
         return told.x, told.choices, weights, handle, event(communicator, defer)
 
-    def combine(self, x: torch.Tensor, handle: EPHandle, defer: bool) -> Combined:
-        """Of rows alone, without weights and bias."""
+    def combine(self, x: torch.Tensor, handle: EPHandle, by_choice: bool, defer: bool) -> Combined:
+        """Of rows alone, without weights and bias. ``by_choice``: expanded results come back choice by choice."""
         routing = handle.routing
         communicator, native = routing.communicator, routing.native
         assert isinstance(native, adapter.LowHandle)
-        sums = communicator.in_low_latency.combine(x, native, None, None, defer)
+        weights = None
+        if by_choice:
+            weights = self._ones[routing.sizes.topk, x.device][: native.tokens]
+        sums = communicator.in_low_latency.combine(x, native, weights, None, defer)
         return sums, None, event(communicator, defer)
+
+    def _slots(self, sizes: Sizes, most_tokens: int, alignment: int) -> int:
+        """Expanded rows that there is room for."""
+        world = self.communicators.meeting.world
+        return expanded([], world * most_tokens, sizes, sizes.experts // world, alignment)
 
     def _is_agreed(self, most_tokens: int, device: torch.device) -> bool:
         """Refuses a bound that is not the same on all ranks: it says how batches go, and how many rows there is room for."""
@@ -209,6 +241,11 @@ class Small:
             LOG.info("small batches go by throughput mode: %s", error)
             self._too_large.add(sizes)
             return False
+        if self.by_choice and (sizes.topk, device) not in self._ones:
+            self._ones[sizes.topk, device] = torch.ones((self.most_tokens, sizes.topk), device=device)
+            if device.type == "cuda":
+                # Any stream may read them later.
+                torch.cuda.current_stream(device).synchronize()
         # What low latency does not bring back goes by throughput mode, perhaps in a capture, or when a rank is gone: neither can make one then.
         communicators.normal(device, in_throughput, lambda: [0] * communicators.meeting.world, self._room())
         self._made.add(sizes)

@@ -12,7 +12,7 @@ from . import _exit, _far, _limits, _native, _npu, errors
 from ._early import Early, Ready
 from ._far import Far
 from ._libraries import load_kernels
-from ._low_latency import LowCombine, LowDispatch, LowLatency
+from ._low_latency import BY_SOURCE, LowCombine, LowDispatch, LowLatency
 from ._meeting import Meeting, default_timeout
 from ._npu import Npu, Packed
 from ._order import CudaOrder, HostOrder, NpuOrder, Order
@@ -217,16 +217,17 @@ class Communicator:
             scales: ``[tokens, scales]``, f32, or int32 with four UE8M0 bytes each; any strides.
             alignment: per-expert counts are rounded up to a multiple of this. Rows do not move, unless they are to be by expert.
             by_expert: rows ready for a grouped GEMM: ``x`` and ``scales`` have a row for each choice. Those of an expert lie side by side,
-                by source rank, token and choice; the first of each expert is at a multiple of ``alignment``; what lies between is zeros.
+                by source rank, token and choice; the first of each expert is at a multiple of ``alignment``; what lies between is padding.
                 :attr:`Received.by_expert` says where each stands, and :meth:`combine` takes results in the same layout. With
                 ``device_counts`` there is room for ``worst_rows * min(topk, local experts) + (alignment - 1) * local experts`` of them,
-                rounded up to the alignment, and all that is no row is zeros; ``worst_rows`` alone is refused.
+                rounded up to the alignment; ``worst_rows`` alone is refused. Padding is undefined, unless ``zero_spare`` asks for zeros:
+                there may be more of it than rows.
             worst_rows: rows to make room for instead of the exact number; if more come, that is an error on all ranks. Rows beyond
                 those that came have ``topk_idx`` -1.
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
                 CUDA graph. Needs ``worst_rows``.
-            zero_spare: rows beyond those that came, and their scales, are zeros instead of undefined; in cached dispatches along the
-                handle, too. Needs ``worst_rows``.
+            zero_spare: rows beyond those that came, and their scales, are zeros instead of undefined, by expert all padding; in cached
+                dispatches along the handle, too. Needs ``worst_rows`` or ``by_expert``.
             outbox_piece: where rows go through outboxes: rows handed over at a time, at most 32 of them. Ranks may differ. Default: 8, and
                 tails and credit are told after a quarter of the slots.
             outbox_slots: likewise, of this rank's rows for each reader: how many lie in an outbox at a time. At least 32 and at most
@@ -362,6 +363,8 @@ class Communicator:
         *,
         scales: torch.Tensor | None = None,
         by_source: bool = False,
+        packed: int | None = None,
+        zero_spare: bool = False,
         host_counts: bool = False,
     ) -> LowReceived:
         """Both halves of a low-latency dispatch, on GPUs in one kernel.
@@ -371,10 +374,16 @@ class Communicator:
             by_source: each received row lies once, in order of source rank and token, as :meth:`dispatch` brings them, with choices and weights
                 beside it. All ranks say the same. A combine takes one result for each row, and sums them in f32, ranks ascending, rounded once.
                 Not on NPUs.
+            packed: each received row lies once for each of its experts here, those of an expert side by side in order of source rank and token, the
+                first at a multiple of this: as :meth:`dispatch` brings them ``by_expert``. What is told by source is told, too, and
+                :attr:`LowReceived.slots` says where each choice stands. A combine takes results in the same layout. Without weights it sums those of
+                a token at their rank first, in f32, and rounds; with weights they come back choice by choice. All ranks say the same. Not on NPUs.
+            zero_spare: with ``packed`` padding is zeros instead of undefined. There may be more of it than rows.
             host_counts: the call waits for the kernel, and the handle knows how many rows came. Not in a capture.
         """
+        lies = _lies(by_source, packed, zero_spare)
         return self.in_low_latency.dispatch(
-            x, topk_idx, topk_weights, scales=scales, by_source=by_source, host_counts=host_counts
+            x, topk_idx, topk_weights, scales=scales, lies=lies, host_counts=host_counts
         )
 
     @plain
@@ -390,9 +399,10 @@ class Communicator:
         """The sending half of a low-latency combine.
 
         Args:
-            y: bf16 ``[local experts, ranks * max_tokens, hidden]``, in the order of the received rows; by source ``[rows, hidden]``, at least as
-                many as the handle knows of, else ``ranks * max_tokens``.
-            topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch, and never by source.
+            y: bf16 ``[local experts, ranks * max_tokens, hidden]``, in the order of the received rows; by source and packed ``[rows, hidden]``, at
+                least :attr:`LowHandle.result_rows`.
+            topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch, never by source, and packed where
+                each choice is to come back by itself.
             out: bf16 ``[tokens, hidden]`` for the sums. Default: a new tensor.
             ready: on GPUs of one node: ``y`` is still being made, by another stream than the current one, and is read as it is ready. Default: what the
                 current stream holds makes ``y``.
@@ -521,6 +531,19 @@ def _of_a_node(ranks_per_node: int | None, meeting: Meeting) -> int:
         allowed = f"a divisor of {meeting.ranks_per_node}, the ranks of a node of the meeting"
         raise _limits.invalid("ranks_per_node", size, allowed)
     return size
+
+
+def _lies(by_source: bool, packed: int | None, zero_spare: bool) -> tuple[int, bool] | None:
+    """How rows of low latency are to lie."""
+    _limits.flag("by_source", by_source)
+    _limits.flag("zero_spare", zero_spare)
+    if packed is None:
+        if zero_spare:
+            raise errors.InvalidArgument("zero_spare is True, allowed: with packed only")
+        return BY_SOURCE if by_source else None
+    if by_source:
+        raise errors.InvalidArgument("by_source is True, allowed: without packed only")
+    return _limits.number("packed", packed, 1), zero_spare
 
 
 def _rank(rank: int, ranks: int) -> int:

@@ -12,6 +12,9 @@ from ._plain import plain
 from ._results import LowReceived
 from ._shape import Shape
 
+BY_SOURCE = (0, False)
+"""How rows lie: each once. By expert: None. Packed: alignment, and whether padding is zeros."""
+
 
 class LowLatency:
     """The calls of :class:`Communicator` by the same names. ``stats``: int32 ``[local experts]``, to which the counts are
@@ -40,7 +43,7 @@ class LowLatency:
             self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
         kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
-        batch = ((rows, tokens, None), choices, weights, (repeats, False, False, None))
+        batch = ((rows, tokens, None), choices, weights, (repeats, None, False, None))
         counters = None if early is None else early.native
         sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters)
         return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
@@ -52,25 +55,25 @@ class LowLatency:
         topk_weights: torch.Tensor | None,
         stats: torch.Tensor | None = None,
         repeats: bool = False,
-        by_source: bool = False,
+        lies: tuple[int, bool] | None = None,
         host_counts: bool = False,
         defer: bool = False,
         scales: torch.Tensor | None = None,
         most_rows: int | None = None,
     ) -> LowReceived:
-        """``most_rows``: bound on the rows that come, by source, which all ranks keep: results of so many rows are enough."""
+        """``lies``: how rows are to lie. ``most_rows``: bound on the rows of ``x``, by source and packed, which all ranks keep: results of so many are
+        enough."""
         order = self.order
         rows, scales = self._given(x, scales)
         choices, weights = self.shape.choices(rows[1], topk_idx, topk_weights)
         added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
-        batch = (rows, choices, weights, (repeats, by_source, host_counts, most_rows))
+        batch = (rows, choices, weights, (repeats, lies, host_counts, most_rows))
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights, stats)
         try:
             handle, into = self.native.low_dispatch((order.current(), defer), batch, None, added)
         except (TypeError, OverflowError):
             # Looked at only now: on the path of every call.
-            _limits.flag("by_source", by_source)
             _limits.flag("host_counts", host_counts)
             raise
         return LowReceived(into, handle, order)
@@ -82,8 +85,9 @@ class LowLatency:
         topk_weights: torch.Tensor | None = None,
         defer: bool = False,
         scales: torch.Tensor | None = None,
+        zero_spare: bool = False,
     ) -> LowReceived:
-        """Another batch by the choices of a handle, whose rows lie by source."""
+        """Another batch by the choices of a handle, whose rows lie by source, or packed. ``zero_spare``: padding is zeros."""
         order, shape = self.order, self.shape
         if not isinstance(handle, _native.LowHandle):
             raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
@@ -91,7 +95,8 @@ class LowLatency:
         tokens = rows[1]
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
-        batch = (rows, 0, shape.weights(topk_weights, tokens), (False, handle.is_by_source, False, handle.result_rows))
+        lies = None if handle.order is None else (handle.order[0], zero_spare)
+        batch = (rows, 0, shape.weights(topk_weights, tokens), (False, lies, False, handle.result_rows))
         if defer:
             order.beyond(x, scales, topk_weights)
         made, into = self.native.low_dispatch((order.current(), defer), batch, handle, None)
@@ -167,9 +172,8 @@ class LowLatency:
         shape = self.shape
         if not isinstance(handle, _native.LowHandle):
             raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
-        if handle.is_by_source:
-            least = shape.ranks * shape.max_tokens if handle.result_rows is None else handle.result_rows
-            _, results = shape.results("y", y, least)
+        if handle.result_rows is not None:
+            _, results = shape.results("y", y, handle.result_rows)
         else:
             results = _check.address("y", y, torch.bfloat16, shape.low, shape.device)
         tokens, hidden = handle.tokens, shape.hidden

@@ -35,8 +35,8 @@ _Outbox = tuple[int | None, int | None] | None  # piece, slots
 _CombineOptions = tuple[int | None, list[int], _Outbox]  # topk_weights, bias, outbox
 # alignment, by_expert, worst_rows and zero_spare, device_counts, repeats
 _DispatchOptions = tuple[int, bool, tuple[int, bool], bool, bool, _Outbox]
-# x, topk_idx, topk_weights; repeats, by_source, whether the host waits for counts, bound on the rows that come
-_Batch = tuple[_Rows, int, int | None, tuple[bool, bool, bool, int | None]]
+# x, topk_idx, topk_weights; repeats, how rows lie, whether the host waits for counts, bound on the rows of x
+_Batch = tuple[_Rows, int, int | None, tuple[bool, tuple[int, bool] | None, bool, int | None]]
 
 class _Options(TypedDict):
     element: str
@@ -165,6 +165,9 @@ class LowDispatched:
     def topk_idx_too(self) -> _Capsule | None: ...
     def topk_weights(self) -> _Capsule | None: ...
     def source_rank(self) -> _Capsule | None: ...
+    def first_slots(self) -> _Capsule | None: ...
+    def slots(self) -> _Capsule | None: ...
+    def slot_weights(self) -> _Capsule | None: ...
 
 @final
 class Early:
@@ -180,7 +183,7 @@ class LowHandle:
     expert_counts: list[int]
     rows: int | None
     result_rows: int | None
-    is_by_source: bool
+    order: tuple[int, bool] | None
 
 @final
 class Pending: ...

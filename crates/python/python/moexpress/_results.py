@@ -72,9 +72,9 @@ class ByExpert:
     """``[local experts]``: rows of each expert, padding not counted. Empty with ``device_counts``."""
     slots: torch.Tensor
     """int32 ``[received rows, topk]``: the slot of each choice, or -1."""
-    offsets: torch.Tensor
+    offsets: torch.Tensor | None
     """int32 ``[ranks, local experts]``: the first slot of each source at each expert. Its rows there end where those of the next source
-    begin."""
+    begin. None in low latency, whose :attr:`LowReceived.segments` say the same."""
     device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
     """With ``device_counts``, also along its handle: int32 ``first`` and ``counts``, where the host does not know them. ``x`` has room for more
     slots than the last of ``first``: zeros."""
@@ -168,8 +168,8 @@ class Combined:
 
 
 class LowReceived(_Rows):
-    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on; by source each row once, and no local
-    experts in the shapes below. Defined once it was received.
+    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on; by source each row once, and packed
+    one behind the other: no local experts in the shapes below. Defined once it was received.
 
     Tensors are made of the memory they lie in when they are asked for; it is given back as that of :class:`Received` is.
     """
@@ -215,12 +215,12 @@ class LowReceived(_Rows):
 
     @cached_property
     def first_of(self) -> torch.Tensor | None:
-        """By source int32 ``[ranks + 1]``: the first row of each source rank; last, how many there are."""
+        """By source, and packed, int32 ``[ranks + 1]``: the first row of each source rank; last, how many there are."""
         return self._maybe(self._out.first_of())
 
     @cached_property
     def topk_idx(self) -> torch.Tensor | None:
-        """By source int64 ``[ranks * max_tokens, topk]``: expert on this rank, or -1; -1 beyond the rows that came."""
+        """By source, and packed, int64 ``[ranks * max_tokens, topk]``: expert on this rank, or -1; -1 beyond the rows that came."""
         return self._maybe(self._out.topk_idx())
 
     @cached_property
@@ -230,13 +230,28 @@ class LowReceived(_Rows):
 
     @cached_property
     def topk_weights(self) -> torch.Tensor | None:
-        """By source f32 ``[ranks * max_tokens, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
+        """By source, and packed, f32 ``[ranks * max_tokens, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
         return self._maybe(self._out.topk_weights())
 
     @cached_property
     def source_rank(self) -> torch.Tensor | None:
-        """By source int32 ``[ranks * max_tokens]``: rank that the row came from. Undefined beyond the rows that came."""
+        """By source, and packed, int32 ``[ranks * max_tokens]``: rank that the row came from. Undefined beyond the rows that came."""
         return self._maybe(self._out.source_rank())
+
+    @cached_property
+    def first_slots(self) -> torch.Tensor | None:
+        """Packed int32 ``[local experts + 1]``: the first slot, a row of ``x``, of each expert; last, behind all of their slots."""
+        return self._maybe(self._out.first_slots())
+
+    @cached_property
+    def slots(self) -> torch.Tensor | None:
+        """Packed int32 ``[ranks * max_tokens, topk]``: the slot of each choice of each received row, or -1."""
+        return self._maybe(self._out.slots())
+
+    @cached_property
+    def slot_weights(self) -> torch.Tensor | None:
+        """Packed f32 ``[slots]``: weight of the choice that stands there, 0 of padding."""
+        return self._maybe(self._out.slot_weights())
 
     @cached_property
     def segments(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ from . import _check as check
 from . import _limits as limits
 from ._early import Ready
 from ._libraries import load_kernels
-from ._low_latency import LowCombine, LowDispatch
+from ._low_latency import BY_SOURCE, LowCombine, LowDispatch
 from ._meeting import default_timeout
 from ._native import Handle, LowHandle, Members, block_bytes, low_latency_bytes
 from ._order import current_stream
@@ -20,6 +20,7 @@ from ._shape import GROUP, Element
 from ._throughput import OutboxUse
 
 __all__ = [
+    "BY_SOURCE",
     "GROUP",
     "Element",
     "Handle",

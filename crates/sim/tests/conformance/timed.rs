@@ -37,7 +37,7 @@ impl Backend for Timed {
             | Requirement::LowLatency
             | Requirement::Int8
             | Requirement::ByExpert
-            | Requirement::LowBySource
+            | Requirement::LowOrders
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

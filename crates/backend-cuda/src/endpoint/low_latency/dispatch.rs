@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use ep_core::engine::low_latency::{LowBySource, LowOrder, LowReceived, LowRouting, LowRoutingOf};
+use ep_core::engine::low_latency::{LowBySource, LowOrder, LowPacked, LowReceived, LowRouting, LowRoutingOf};
 use ep_core::plan::{Plan, Repeats, TopK};
 use ep_core::{Endpoint as _, Error};
 
@@ -59,6 +59,8 @@ struct Landing {
     source_token: Array<i32>,
     records: Scratch,
     by_source: Option<LowBySource<CudaEndpoint>>,
+    packed: Option<LowPacked<CudaEndpoint>>,
+    order: LowOrder,
     /// Where its choices go once more; 0: nowhere.
     choices_too: u64,
     /// Where the user adds counts up; 0: nowhere.
@@ -67,10 +69,19 @@ struct Landing {
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// What a graph keeps of them.
-fn memory_of(told: &LowBySource<CudaEndpoint>) -> Vec<Arc<dyn Any + Send + Sync>> {
-    let LowBySource { first_of, topk_idx, topk_weights, source_rank } = told;
-    vec![first_of.memory(), topk_idx.memory(), topk_weights.memory(), source_rank.memory()]
+/// What a graph keeps of what is told of rows.
+fn memory_of(
+    by_source: Option<&LowBySource<CudaEndpoint>>,
+    packed: Option<&LowPacked<CudaEndpoint>>,
+) -> Vec<Arc<dyn Any + Send + Sync>> {
+    let mut all: Vec<Arc<dyn Any + Send + Sync>> = Vec::new();
+    if let Some(LowBySource { first_of, topk_idx, topk_weights, source_rank }) = by_source {
+        all.extend([first_of.memory(), topk_idx.memory(), topk_weights.memory(), source_rank.memory()]);
+    }
+    if let Some(LowPacked { first, slots, weights }) = packed {
+        all.extend([first.memory(), slots.memory(), weights.memory()]);
+    }
+    all
 }
 
 /// Enqueues halves of a dispatch.
@@ -90,6 +101,7 @@ impl CudaEndpoint {
     fn routed(&self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Routed, Error> {
         routing.check_repeats()?;
         let LowRouting { topk_idx, topk_weights, repeats, order, coded } = routing;
+        order.rows(self.layout())?;
         topk_idx.check_home("topk_idx", self.stream())?;
         let weights = topk_weights.as_ref();
         weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
@@ -107,7 +119,9 @@ impl CudaEndpoint {
     fn low_landing_at(&self, places: &LowPlaces, order: LowOrder) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
         let (rows, topk) = (order.rows(self.layout())?, self.shape().topk() as usize);
-        if (order == LowOrder::BySource) != places.by_source.is_some() {
+        let received = if order.tells_rows() { LowOrder::BySource.rows(self.layout())? } else { rows };
+        let packs = matches!(order, LowOrder::Packed { .. });
+        if order.tells_rows() != places.by_source.is_some() || packs != places.packed.is_some() {
             return Err(Error::invalid(
                 "places for a low-latency dispatch",
                 "for another order",
@@ -130,14 +144,20 @@ impl CudaEndpoint {
                 scales: places.scales,
                 expert_counts: self.foreign_array(places.expert_counts, local),
                 segments: self.foreign_array(places.segments, local * ranks),
-                source_token: self.foreign_array(places.source_token, rows as usize),
+                source_token: self.foreign_array(places.source_token, received as usize),
                 records: self.records()?,
                 by_source: places.by_source.map(|told| LowBySource {
                     first_of: self.foreign_array(told.first_of, ranks + 1),
-                    topk_idx: self.foreign_array(told.topk_idx, rows as usize * topk),
-                    topk_weights: self.foreign_array(told.topk_weights, rows as usize * topk),
-                    source_rank: self.foreign_array(told.source_rank, rows as usize),
+                    topk_idx: self.foreign_array(told.topk_idx, received as usize * topk),
+                    topk_weights: self.foreign_array(told.topk_weights, received as usize * topk),
+                    source_rank: self.foreign_array(told.source_rank, received as usize),
                 }),
+                packed: places.packed.map(|told| LowPacked {
+                    first: self.foreign_array(told.first, local + 1),
+                    slots: self.foreign_array(told.slots, received as usize * topk),
+                    weights: self.foreign_array(told.weights, rows as usize),
+                }),
+                order,
                 choices_too: places.by_source.map_or(0, |told| told.topk_idx_too),
                 stats: places.stats,
                 owner: places.owner.clone(),
@@ -154,13 +174,22 @@ impl CudaEndpoint {
     fn low_landing(&self, order: LowOrder) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
         let (stream, rows, topk) = (self.stream(), order.rows(self.layout())?, self.shape().topk() as usize);
+        let received = if order.tells_rows() { LowOrder::BySource.rows(self.layout())? } else { rows } as usize;
         let by_source = match order {
             LowOrder::ByExpert => None,
-            LowOrder::BySource => Some(LowBySource {
+            LowOrder::BySource | LowOrder::Packed { .. } => Some(LowBySource {
                 first_of: Array::new(stream, ranks + 1)?,
-                topk_idx: Array::new(stream, rows as usize * topk)?,
-                topk_weights: Array::new(stream, rows as usize * topk)?,
-                source_rank: Array::new(stream, rows as usize)?,
+                topk_idx: Array::new(stream, received * topk)?,
+                topk_weights: Array::new(stream, received * topk)?,
+                source_rank: Array::new(stream, received)?,
+            }),
+        };
+        let packed = match order {
+            LowOrder::ByExpert | LowOrder::BySource => None,
+            LowOrder::Packed { .. } => Some(LowPacked {
+                first: Array::new(stream, local + 1)?,
+                slots: Array::new(stream, received * topk)?,
+                weights: Array::new(stream, rows as usize)?,
             }),
         };
         Ok(Landing {
@@ -168,9 +197,11 @@ impl CudaEndpoint {
             scales: None,
             expert_counts: Array::new(stream, local)?,
             segments: Array::new(stream, local * ranks)?,
-            source_token: Array::new(stream, rows as usize)?,
+            source_token: Array::new(stream, received)?,
             records: self.records()?,
             by_source,
+            packed,
+            order,
             choices_too: 0,
             stats: 0,
             owner: None,
@@ -216,11 +247,25 @@ impl CudaEndpoint {
             },
             None => args,
         };
+        let args = match (&landing.packed, landing.order) {
+            (Some(told), LowOrder::Packed { alignment, zero_spare }) => args::LowDispatch {
+                first_slots: told.first.address(),
+                slots: told.slots.address(),
+                slot_weights: told.weights.address(),
+                alignment,
+                room: landing.x.rows(),
+                zeros: zero_spare.into(),
+                ..args
+            },
+            _ => args,
+        };
+        // All slots are as if of one expert: they may be more than one has.
+        let wide = u64::from(self.topology().ranks()) * u64::from(self.shape().max_tokens());
         args::LowDispatch {
             out: self.address(&landing.x),
             out_stride: landing.x.stride() as u64,
             scales: scales.address,
-            scales_expert: scales.expert,
+            scales_expert: if landing.packed.is_some() { wide * scales.row } else { scales.expert },
             scales_row: scales.row,
             scales_word: scales.word,
             expert_counts: landing.expert_counts.address(),
@@ -256,7 +301,7 @@ impl CudaEndpoint {
         if let Some(batch) = early {
             batch.receive();
         }
-        let Landing { x: rows, expert_counts, segments, source_token, records, by_source, owner, .. } = landing;
+        let Landing { x: rows, expert_counts, segments, source_token, records, by_source, packed, owner, .. } = landing;
         let early = early.map(|batch| batch.early.clone());
         let mark = sent.flight.mark().clone();
         let inner = Arc::new(Inner { mark, routed: Arc::clone(routed), records, early });
@@ -264,7 +309,7 @@ impl CudaEndpoint {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [rows.memory(), Arc::clone(&inner) as Arc<dyn Any + Send + Sync>].into_iter().chain(x.all());
             let counters = inner.early.as_ref().map(Early::memory);
-            let told = by_source.as_ref().map_or_else(Vec::new, memory_of);
+            let told = memory_of(by_source.as_ref(), packed.as_ref());
             all.chain(arrays).chain(told).chain(owner).chain(counters).collect()
         })?;
         Ok(LowReceived {
@@ -273,6 +318,7 @@ impl CudaEndpoint {
             segments,
             source_token,
             by_source,
+            packed,
             handle: LowHandle { inner },
             event,
         })
@@ -382,11 +428,11 @@ impl CudaEndpoint {
         // SAFETY: as in the sending half.
         self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await?;
         self.keep_for(capture, || {
-            let Landing { x: rows, expert_counts, segments, source_token, records, by_source, .. } = landing;
+            let Landing { x: rows, expert_counts, segments, source_token, records, by_source, packed, .. } = landing;
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [rows.memory(), Arc::new(records) as _, Arc::clone(routed) as _];
             all.into_iter()
-                .chain(by_source.as_ref().map_or_else(Vec::new, memory_of))
+                .chain(memory_of(by_source.as_ref(), packed.as_ref()))
                 .chain(arrays)
                 .chain(x.iter().flat_map(Kept::all))
                 .collect()

@@ -333,6 +333,7 @@ pub(super) fn check_order(order: LowOrder) -> Result<(), Error> {
     match order {
         LowOrder::ByExpert => Ok(()),
         LowOrder::BySource => Err(Error::unsupported("early consumers of rows by source", "rows by expert")),
+        LowOrder::Packed { .. } => Err(Error::unsupported("early consumers of packed rows", "rows by expert")),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use crate::engine::endpoint::Endpoint;
 use crate::error::Error;
 use crate::layout::{Layout, LowKind};
+use crate::plan::Expansion;
 use crate::topology::{Rank, RankSet};
 
 /// How the rows lie that a low-latency dispatch brings.
@@ -15,19 +16,37 @@ pub enum LowOrder {
     ByExpert,
     /// `[ranks * max_tokens]`: each row once, in order of source rank and token, as a dispatch of throughput mode brings them.
     BySource,
+    /// `[slots]`: a row for each choice, those of an expert side by side in order of source rank and token, as a dispatch of throughput mode
+    /// [by expert](crate::engine::Dispatch::by_expert) brings them. The first of each expert is at a multiple of `alignment`, at least 1; what
+    /// lies between, and behind the last, is padding: undefined, or zeros where `zero_spare`.
+    Packed {
+        /// Of the first row of each expert.
+        alignment: u32,
+        /// Padding is zeros.
+        zero_spare: bool,
+    },
 }
 
 impl LowOrder {
     /// Rows there is room for.
     ///
     /// # Errors
-    /// As [`Layout::check_low_latency`].
+    /// As [`Layout::check_low_latency`]; [`Error::Invalid`] for an alignment of 0, or that would need 2^31 rows.
     pub fn rows(self, layout: &Layout) -> Result<u32, Error> {
-        let of_experts = layout.low_expert_rows()?;
+        let (of_experts, local) = (layout.low_expert_rows()?, layout.local_experts());
+        let received = of_experts / local;
         Ok(match self {
             Self::ByExpert => of_experts,
-            Self::BySource => of_experts / layout.local_experts(),
+            Self::BySource => received,
+            Self::Packed { alignment, .. } => {
+                Expansion::most_slots(received, layout.shape().topk().min(local), local, alignment)?
+            }
         })
+    }
+
+    /// Whether it is told of each received row what it is ([`LowBySource`]).
+    pub const fn tells_rows(self) -> bool {
+        matches!(self, Self::BySource | Self::Packed { .. })
     }
 
     /// What a combine of them is, by where the weights were given.
@@ -38,7 +57,8 @@ impl LowOrder {
     pub fn combine(self, layout: &Layout, with_dispatch: bool, with_combine: bool) -> Result<LowKind, Error> {
         let kind = match (self, with_combine) {
             (Self::ByExpert, _) => LowKind::of_weights(with_dispatch, with_combine)?,
-            (Self::BySource, false) => LowKind::PerRank,
+            (Self::BySource | Self::Packed { .. }, false) => LowKind::PerRank,
+            (Self::Packed { .. }, true) => LowKind::PerChoice,
             (Self::BySource, true) => {
                 return Err(Error::invalid("topk_weights of a combine by source", "given", "absent"));
             }
@@ -54,11 +74,11 @@ pub struct LowRouting<I, F> {
     /// once, or `repeats` is set.
     pub topk_idx: I,
     /// `[tokens, topk]`: weight of each choice. Where they are given, each rank weighs and sums its experts' results, and
-    /// one row a rank comes back; where not, one row a choice comes back, and combine is given the weights. By source they are
-    /// brought to whoever gets the row, and weigh nothing.
+    /// one row a rank comes back; where not, one row a choice comes back, and combine is given the weights. By source, and packed, they
+    /// are brought to whoever gets the row, and weigh nothing.
     pub topk_weights: Option<F>,
     /// Whether a token may name an expert more than once. The expert gets the token's row once, and its result counts each time, with
-    /// each time's weight. Only without `topk_weights`, and by expert.
+    /// each time's weight. Only without `topk_weights`, and [by expert](LowOrder::ByExpert).
     pub repeats: bool,
     /// How received rows lie.
     pub order: LowOrder,
@@ -72,7 +92,7 @@ impl<I, F> LowRouting<I, F> {
         Self { topk_idx, topk_weights, repeats: false, order: LowOrder::default(), coded: false }
     }
 
-    /// Refuses repeats where each rank weighs and sums, or rows lie by source.
+    /// Refuses repeats where each rank weighs and sums, or rows do not lie [by expert](LowOrder::ByExpert).
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -81,6 +101,9 @@ impl<I, F> LowRouting<I, F> {
         match self {
             Self { repeats: true, order: LowOrder::BySource, .. } => {
                 refused("repeats of a low-latency dispatch by source")
+            }
+            Self { repeats: true, order: LowOrder::Packed { .. }, .. } => {
+                refused("repeats of a low-latency dispatch whose rows are packed")
             }
             Self { repeats: true, topk_weights: Some(_), .. } => {
                 refused("repeats with topk_weights of a low-latency dispatch")
@@ -93,7 +116,7 @@ impl<I, F> LowRouting<I, F> {
 /// The low-latency routing of endpoint `E`.
 pub type LowRoutingOf<E> = LowRouting<<E as Endpoint>::Array<i64>, <E as Endpoint>::Array<f32>>;
 
-/// What is told of rows that lie by source. `rows` is `ranks * max_tokens`.
+/// What is told of received rows that lie by source, or packed. `rows` is `ranks * max_tokens`.
 #[derive(Debug)]
 pub struct LowBySource<E: Endpoint + ?Sized> {
     /// `[ranks + 1]`: the first row of each source rank; last, how many there are.
@@ -106,20 +129,34 @@ pub struct LowBySource<E: Endpoint + ?Sized> {
     pub source_rank: E::Array<i32>,
 }
 
+/// Where packed rows stand ([`LowOrder::Packed`]). *Slots* are rows of [`LowReceived::x`].
+#[derive(Debug)]
+pub struct LowPacked<E: Endpoint + ?Sized> {
+    /// `[local experts + 1]`: the first slot of each expert; last, behind all of their slots.
+    pub first: E::Array<i32>,
+    /// `[ranks * max_tokens, topk]`: the slot of each choice of each received row, or -1.
+    pub slots: E::Array<i32>,
+    /// `[slots]`: weight of the choice that stands there, 1 where none were given; 0 of padding.
+    pub weights: E::Array<f32>,
+}
+
 /// What a rank received from a low-latency dispatch.
 #[derive(Debug)]
 pub struct LowReceived<E: LowLatency + ?Sized> {
     /// `[local experts, ranks * max_tokens, hidden]`: rows as they travelled, for each expert packed from the first on, in order of source rank
-    /// and token. Undefined beyond each expert's rows. By source `[ranks * max_tokens, hidden]`, zeros beyond the rows that came.
+    /// and token. Undefined beyond each expert's rows. By source `[ranks * max_tokens, hidden]`, zeros beyond the rows that came. Packed
+    /// `[slots, hidden]`.
     pub x: E::Buf,
     /// `[local experts]`: rows of each expert.
     pub expert_counts: E::Array<i32>,
-    /// `[local experts, ranks]`: the rows of each source rank, `first << 32 | rows`; also where they lie by source.
+    /// `[local experts, ranks]`: the rows of each source rank, `first << 32 | rows`, counted from the expert's first; also where rows lie by source.
     pub segments: E::Array<i64>,
-    /// `[local experts, ranks * max_tokens]`, by source `[ranks * max_tokens]`: token at its source. Undefined where there is no row.
+    /// `[local experts, ranks * max_tokens]`, by source and packed `[ranks * max_tokens]`, of received rows: token at its source. Undefined where there is no row.
     pub source_token: E::Array<i32>,
-    /// What is told of rows that lie by source.
+    /// What is told of received rows that lie by source, or packed.
     pub by_source: Option<LowBySource<E>>,
+    /// Where packed rows stand.
+    pub packed: Option<LowPacked<E>>,
     /// Says combine where the rows came from.
     pub handle: E::LowHandle,
     /// When the buffers are filled.
@@ -151,7 +188,8 @@ pub struct LowCombined<E: Endpoint + ?Sized> {
 /// **Arithmetic**, bit for bit, `y` the experts' results: without weights at dispatch
 /// `acc = 0; acc = fma(weight, f32(y), acc)`, choices ascending, rounded to bf16 once. With weights at dispatch each rank
 /// does that for its own experts' results and rounds; these are added in f32, ranks ascending, and rounded. By source `y` has one
-/// row for each that came: these are added in f32, ranks ascending, and rounded once.
+/// row for each that came: these are added in f32, ranks ascending, and rounded once. Packed, each rank sums its experts' results
+/// with weights of 1 and rounds, as with weights at dispatch; or, where combine is given weights, they come back choice by choice, as without.
 ///
 /// **Failures** poison nothing. What went wrong in sending is told by the receiving half. After an error the user may mask
 /// the peer that it names ([`LowLatency::mask_rank`]) and receive again: masked ranks are neither sent to nor waited for,
@@ -183,7 +221,7 @@ pub trait LowLatency: Endpoint {
 
     /// Sends the experts' results `y`, bf16, as the received rows lie (`[local experts, ranks * max_tokens, hidden]`, or by source
     /// `[ranks * max_tokens, hidden]`), back to the tokens' ranks. `topk_weights [tokens, topk]` are those of this rank's own tokens;
-    /// given here if and only if they were not given at dispatch, and never by source.
+    /// given here if and only if they were not given at dispatch, never by source, and packed where each choice is to come back by itself.
     ///
     /// # Errors
     /// As [`LowLatency::send_dispatch`].

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, select};
 
-pub use endpoint::{LowBySource, LowCombined, LowLatency, LowOrder, LowReceived, LowRouting, LowRoutingOf};
+pub use endpoint::{
+    LowBySource, LowCombined, LowLatency, LowOrder, LowPacked, LowReceived, LowRouting, LowRoutingOf,
+};
 pub use flights::{Flight, Flights};
 pub use handle::{Combining, Dispatching, LowHandle};
 
@@ -24,7 +26,7 @@ use crate::plant::Plant;
 use crate::port::{Nanos, Scope};
 use crate::roles::Board;
 use crate::roles::low_latency::{
-    Call, Faults, Intake, Outbox, Results, Tokens, culprit, deliver, last_words, lookout, receive_tokens,
+    Call, Faults, Intake, Outbox, Packed, Packing, Results, Tokens, culprit, deliver, last_words, lookout, pack, receive_tokens,
     reduce_results, return_results, send_tokens, skip,
 };
 use crate::settings::Settings;
@@ -288,6 +290,7 @@ impl<M: Machine> LowLatency for Engine<M> {
         self.check_send()?;
         routing.check_repeats()?;
         let LowRouting { topk_idx, topk_weights, repeats, order, coded } = routing;
+        order.rows(&self.desk.layout)?;
         self.desk.check_low_batch(x.extent(), topk_idx.len(), topk_weights.as_ref().map(Vec::len), *coded)?;
         let repeats = Repeats::Once.where_allowed(*repeats);
         let plan = Plan::of_choices(
@@ -312,8 +315,17 @@ impl<M: Machine> LowLatency for Engine<M> {
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
         let flight = &dispatching.flight;
         let routed = &flight.work().routed;
-        let by_source = routed.order == LowOrder::BySource;
-        let intake = self.take(flight, async |call| receive_tokens(call, &routed.plan, by_source).await).await?;
+        let room = routed.order.rows(&self.desk.layout)?;
+        let packing = match routed.order {
+            LowOrder::Packed { alignment, .. } => Some(Packing { alignment, room }),
+            LowOrder::ByExpert | LowOrder::BySource => None,
+        };
+        let receive = async |call: &Call<'_, M>| {
+            let mut intake = receive_tokens(call, &routed.plan, routed.order.tells_rows()).await?;
+            let packed = packing.map(|packing| pack(call, &mut intake, packing)).transpose()?;
+            Ok((intake, packed))
+        };
+        let (intake, packed) = self.take(flight, receive).await?;
         let Intake { x, source_token, segments, counts, sources, tokens, rows, picks, by_source } = intake;
         for (sum, &count) in self.stats.expert_rows.iter_mut().zip(&counts) {
             *sum += u64::from(count);
@@ -337,6 +349,7 @@ impl<M: Machine> LowLatency for Engine<M> {
                     source_rank: told.source_rank,
                 }
             }),
+            packed: packed.map(|Packed { first, slots, weights }| LowPacked { first, slots, weights }),
             handle: LowHandle { inner: Arc::new(inner) },
             event: Ready,
         })

@@ -113,7 +113,7 @@ class ElasticBuffer(NotOffered):
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self._communicators = Communicators(meeting, hint, timeout)
-        small = Small(self._communicators, self.num_max_tokens_per_rank)
+        small = Small(self._communicators, self.num_max_tokens_per_rank, not self.allow_multiple_reduction)
         self._calls = Elastic(self._communicators, Members(self.num_ranks), small)
 
     def destroy(self) -> None:
@@ -268,21 +268,23 @@ class ElasticBuffer(NotOffered):
             do_cpu_sync: whether counts come to the host, so that results have just the rows that came. Without, there is room for
                 ``ranks * num_max_tokens_per_rank`` rows, and the call can be captured. Default: True, but for a cached dispatch.
             do_expand: a row for each choice, expert-major, instead of one for each token.
-            do_zero_padding: accepted with ``do_expand``: what is no row is zeros in any case.
+            do_zero_padding: with ``do_expand``: what is no row is zeros instead of undefined. There may be more of it than rows.
             use_tma_aligned_col_major_sf: scales column by column, each column at a multiple of 16 bytes.
 
         Returns:
             Rows (in the form of ``x``); local expert of each choice, or -1 (None of expanded rows); weights, if some were sent,
-            ``[rows, topk]`` or ``[expanded rows]``; the handle; an event, if asynchronous. Beyond what came, rows and weights are 0
-            and choices -1.
+            ``[rows, topk]`` or ``[expanded rows]``; the handle; an event, if asynchronous. Beyond what came, rows that are not expanded and
+            weights are 0, and choices -1.
         """
         self._communicators.check_usable()
         defer = _switch("async_with_compute_stream", async_with_compute_stream)
         _switch("allocate_on_comm_stream", allocate_on_comm_stream)
         layout = Layout(
-            _switch("do_expand", do_expand), _switch("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf)
+            _switch("do_expand", do_expand),
+            _switch("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            _switch("do_zero_padding", do_zero_padding),
         )
-        if _switch("do_zero_padding", do_zero_padding) and not layout.expand:
+        if layout.zeros and not layout.expand:
             raise errors.InvalidArgument("do_zero_padding is True, allowed: with do_expand only")
         sms = limits.number("num_sms", num_sms)
         limits.number("num_qps", num_qps, 0, self.num_allocated_qps)
