@@ -63,7 +63,11 @@ def work(rank: int, world: int, where: torch.device, hidden: int, sizes: list[in
             fp8 = clock(lambda: buffer.dispatch(coded, do_expand=expand, **how))  # type: ignore[arg-type]
             y = torch.zeros_like(plain(buffer.dispatch(x, do_expand=expand, **how)[0]))  # type: ignore[arg-type]
             back = clock(lambda: buffer.combine(y, handle))
-            buffer.allow_multiple_reduction = False
+            del handle
+            buffer.destroy()
+            sized["allow_multiple_reduction"] = False
+            buffer = deep_ep.ElasticBuffer(dist.group.WORLD, **sized)  # type: ignore[arg-type]
+            handle = buffer.dispatch(x, do_expand=expand, **how)[3]  # type: ignore[arg-type]
             once = clock(lambda: buffer.combine(y, handle)) if expand else back
             kind = "expanded" if expand else "compact"
             say(

@@ -10,7 +10,7 @@ use moexpress::layout::RowFormat;
 use moexpress::port::Span;
 use moexpress::room::zeroed;
 use moexpress::transport::{AnyLanes, AnyTransport, NoTransport};
-use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
+use moexpress::{Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, LowTold, RawRows, RawScales, RowsOut, Typed};
 use crate::calls::Calls;
@@ -200,8 +200,12 @@ impl Backend for Engine<Machine<AnyLanes>> {
         let codes = if into.scales.is_some() { parts.hidden } else { parts.row_bytes };
         let counts = &received.expert_counts;
         let (order, stride) = (received.handle.order(), LowOrder::BySource.rows(self.layout())? as usize);
-        // By source, and packed, all that there is room for leaves, as if it were one expert's.
-        let at_once = if order.tells_rows() { Some(vec![order.rows(self.layout())? as i32]) } else { None };
+        // By source, and packed, all that is defined leaves, as if it were one expert's.
+        let at_once = match (order, &received.packed) {
+            (LowOrder::ByExpert, _) => None,
+            (LowOrder::Packed { zero_spare: false, .. }, Some(told)) => Some(vec![told.first.last().copied().unwrap_or(0)]),
+            _ => Some(vec![order.rows(self.layout())? as i32]),
+        };
         for (expert, &count) in at_once.as_ref().unwrap_or(counts).iter().enumerate() {
             for index in 0..count as usize {
                 let row = expert * stride + index;

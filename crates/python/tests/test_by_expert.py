@@ -14,7 +14,7 @@ import pytest
 import torch
 from deep_ep.utils.math import per_token_cast_to_fp8
 from gpus import LIMIT, device, needs_two
-from moexpress import ByExpert, Communicator, Meeting, Received, errors
+from moexpress import ByExpert, Communicator, LowReceived, Meeting, Received, errors
 from tests import npus
 from tests.npus import both, clean, needs_twin, put, started
 from tests.test_npu import EXPERTS, SIZES, _batch, _group, _same
@@ -62,7 +62,7 @@ class Expected:
         self.slots = self.expanded.slots(self.rows)
         self.element = element
 
-    def check_rows(self, got: Received, scale: float = 1.0, room: int | None = None, zeros: bool = True) -> None:
+    def check_rows(self, got: Received | LowReceived, scale: float = 1.0, room: int | None = None, zeros: bool = True) -> None:
         """Rows of all batches times ``scale``, and scales with them; with ``zeros`` between experts and up to ``room``."""
         is_row = torch.tensor([pick is not None for pick in self.expanded.choices], dtype=torch.bool)
         sent = [parts(each.x * scale, self.element) for each in self.all]
@@ -194,13 +194,74 @@ def test_rows_stand_so_on_gpus_where_counts_stay(
     two.run(check_uncounted, element, alignment, placement, spare, "cuda", limit=LIMIT)
 
 
+def check_low(rank: int, world: int, element: str, alignment: int, kind: str) -> None:
+    """Low latency brings the same packed."""
+    layer, where = layer_of(world), torch.device("cpu") if kind == "cpu" else device(rank)
+    expected = Expected(layer, rank, alignment, element)
+    with make(layer, where, element=element, low_latency=True) as communicator:
+        batch, rows = expected.all[rank], len(expected.rows.source_rank)
+        x, scales = parts(batch.x, element)
+        idx, weights = batch.topk_idx.to(where), batch.topk_weights.to(where)
+        for zeros, counted in ((False, False), (True, False), (False, True), (True, True)):
+            asked: dict[str, Any] = {"packed": alignment, "zero_spare": zeros, "host_counts": counted}
+            if scales is not None:
+                asked["scales"] = scales.to(where)
+            got = communicator.low_latency_dispatch(x.to(where), idx, weights, **asked)
+            assert got.handle is not None and got.handle.order == (alignment, zeros)
+            expected.check_rows(got, room=len(got.x), zeros=zeros)
+            assert got.slots is not None and got.first_slots is not None and got.slot_weights is not None
+            assert got.topk_idx is not None and got.topk_weights is not None and got.source_rank is not None
+            assert torch.equal(got.slots[:rows].cpu(), expected.slots) and (got.slots[rows:] == -1).all()
+            ends = torch.tensor([-(-count // alignment) * alignment for count in expected.rows.counts]).cumsum(0)
+            assert got.first_slots.tolist() == [0, *ends.tolist()]
+            assert got.expert_counts.tolist() == expected.rows.counts
+            placed = expected.expanded.weights(expected.rows)
+            assert torch.equal(got.slot_weights[: len(placed)].cpu(), placed) and not got.slot_weights[len(placed) :].any()
+            assert torch.equal(got.topk_idx[:rows].cpu(), expected.rows.topk_idx) and (got.topk_idx[rows:] == -1).all()
+            assert torch.equal(got.source_rank[:rows].cpu(), expected.rows.source_rank)
+            assert torch.equal(got.source_token[:rows].cpu(), expected.rows.source_token)
+            taken = len(expected.expanded.choices)
+            assert got.handle.rows == (rows if counted or kind == "cpu" else None)
+            assert got.handle.result_rows == (taken if counted or kind == "cpu" else len(got.x))
+            y = torch.full((got.handle.result_rows, layer.hidden), torch.nan).bfloat16()
+            y[:taken] = expected.results()
+            sums = communicator.low_latency_combine(y.to(where), got.handle)
+            assert torch.equal(bits(sums), bits(oracle_elastic.summed(layer, expected.all, rank, [], True)))
+            ones = torch.ones_like(batch.topk_weights).to(where)
+            once = communicator.low_latency_combine(y.to(where), got.handle, ones)
+            assert torch.equal(bits(once), bits(oracle_elastic.summed(layer, expected.all, rank, [], False)))
+            if taken:
+                with pytest.raises(errors.InvalidArgument, match="at least"):
+                    communicator.low_latency_combine(y[:-1].to(where), got.handle)
+            del got
+        with pytest.raises(errors.InvalidArgument, match="packed is 0, allowed: 1 to"):
+            communicator.low_latency_dispatch(batch.x.to(where), idx, packed=0)
+        with pytest.raises(errors.InvalidArgument, match="by_source is True, allowed: without packed only"):
+            communicator.low_latency_dispatch(batch.x.to(where), idx, packed=4, by_source=True)
+        with pytest.raises(errors.InvalidArgument, match="zero_spare is True, allowed: with packed only"):
+            communicator.low_latency_dispatch(batch.x.to(where), idx, zero_spare=True)
+
+
+@pytest.mark.parametrize("element", ["bf16", "fp8"])
+@pytest.mark.parametrize("alignment", [1, 16])
+def test_low_latency_brings_the_same_packed(ranks: Any, element: str, alignment: int) -> None:
+    ranks.run(check_low, element, alignment, "cpu")
+
+
+@needs_two
+@pytest.mark.parametrize("element", ["bf16", "fp8"])
+@pytest.mark.parametrize("alignment", [1, 16])
+def test_low_latency_brings_the_same_packed_on_gpus(two: Any, element: str, alignment: int) -> None:
+    two.run(check_low, element, alignment, "cuda", limit=LIMIT)
+
+
 def check_captured(rank: int, world: int, placement: str) -> None:
     """A captured dispatch and its combine follow the choices of each replay."""
     layer, where = layer_of(world), device(rank)
     expected = Expected(layer, rank, 8, "bf16")
     batch, worst = expected.all[rank], world * MOST
     other = torch.roll(batch.topk_idx, 1, 0)
-    asked: dict[str, Any] = {"alignment": 8, "by_expert": True}
+    asked: dict[str, Any] = {"alignment": 8, "by_expert": True, "zero_spare": True}
     with make(layer, where, placement=placement) as communicator:
         x, idx, weights = batch.x.to(where), batch.topk_idx.to(where), batch.topk_weights.to(where)
         communicator.dispatch(x, idx, weights, worst_rows=worst, device_counts=True, **asked)
@@ -258,7 +319,7 @@ def check_refusals(rank: int, world: int) -> None:
             call(batch.x, batch.topk_idx, by_expert=True, alignment=(1 << 30) // layer.local + 1)
         with pytest.raises(errors.InvalidArgument, match="by_expert is "):
             call(batch.x, batch.topk_idx, by_expert="yes")  # type: ignore[arg-type]
-        got = call(batch.x, batch.topk_idx, batch.topk_weights, alignment=8, by_expert=True)
+        got = call(batch.x, batch.topk_idx, batch.topk_weights, alignment=8, by_expert=True, zero_spare=True)
         if len(got.x):
             with pytest.raises(errors.InvalidArgument, match=f"rows of y is {len(got.x) - 1}, allowed: at least"):
                 communicator.combine(got.x[:-1], got.handle)
@@ -281,7 +342,7 @@ def check_npus(rank: int, world: int, near: int, library: str) -> None:
     cpus, npus_ = both(meeting, **SIZES)
     for seed in range(2):
         x, topk_idx, topk_weights = _batch(rank, seed)
-        asked: dict[str, Any] = {"alignment": 4, "by_expert": True}
+        asked: dict[str, Any] = {"alignment": 4, "by_expert": True, "zero_spare": True}
         if seed == 1:  # counts stay where they are
             asked |= {"worst_rows": 16, "device_counts": True}
         here = cpus.dispatch(x, topk_idx, topk_weights, **asked)

@@ -44,6 +44,7 @@ def check_calls(rank: int, world: int, kind: str, asynchronous: bool, where: tor
                 batch.topk_weights,
                 do_cpu_sync=sync,
                 do_expand=expand,
+                do_zero_padding=expand,
                 use_tma_aligned_col_major_sf=expand,
                 **asked,
                 **told,
@@ -58,7 +59,9 @@ def check_calls(rank: int, world: int, kind: str, asynchronous: bool, where: tor
             if expand and kind != "bf16":
                 assert got[1].stride() == (1, align(len(got[1]), 4))
             assert torch.equal(handle.recv_src_metadata[: len(rows.topk_idx), 0].cpu() % MOST, rows.source_token)
-            again, _, _, _, event = buffer.dispatch(x, handle=handle, do_expand=expand, **told)
+            again, _, _, _, event = buffer.dispatch(
+                x, handle=handle, do_expand=expand, do_zero_padding=expand, **told
+            )
             if asynchronous:
                 event.current_stream_wait()
             equal(host(again), [places.of(part) for part in expected.received] if expand else expected.received)
@@ -74,6 +77,14 @@ def check_calls(rank: int, world: int, kind: str, asynchronous: bool, where: tor
                 sums.cpu(), oracle_elastic.summed(layer, expected.all, rank, [], True), rtol=0.02, atol=0.02
             )
             assert torch.equal(back, batch.topk_weights.masked_fill(batch.topk_idx < 0, 0))
+            # Rows alone go by low latency.
+            sums, back, event = buffer.combine(y.to(where), handle, **told)
+            if asynchronous:
+                event.current_stream_wait()
+            assert back is None
+            torch.testing.assert_close(
+                sums.cpu(), oracle_elastic.summed(layer, expected.all, rank, [], True), rtol=0.02, atol=0.02
+            )
     buffer.destroy()
 
 
@@ -84,12 +95,13 @@ def test_rows_and_sums_are_those_of_the_oracle(two: Any, kind: str, asynchronous
     two.run(check_calls, kind, asynchronous, limit=LIMIT)
 
 
-def check_captured(rank: int, world: int) -> None:
+def check_captured(rank: int, world: int, reduces_twice: bool) -> None:
     where = device(rank)
-    layer, buffer = layer_of(world), make_buffer()
+    layer, buffer = layer_of(world), make_buffer(allow_multiple_reduction=reduces_twice)
     expected = Expectation(layer, rank, "bf16", 1)
     batch = on(expected.mine, where)
     asked: dict[str, Any] = {"num_experts": layer.experts, "do_cpu_sync": False, "do_expand": True}
+    asked["do_zero_padding"] = True
     with (
         pytest.raises(NotImplementedError, match="not supported in a capture"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
@@ -113,5 +125,6 @@ def check_captured(rank: int, world: int) -> None:
 
 
 @needs_two
-def test_expanded_rows_replay_with_a_graph(two: Any) -> None:
-    two.run(check_captured, limit=LIMIT)
+@pytest.mark.parametrize("reduces_twice", [True, False])
+def test_expanded_rows_replay_with_a_graph(two: Any, reduces_twice: bool) -> None:
+    two.run(check_captured, reduces_twice, limit=LIMIT)

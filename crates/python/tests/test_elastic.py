@@ -101,11 +101,14 @@ def check_handle(
         )
     assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
     # Rows come by expert from the dispatch itself, whether the host knows how many there are or not.
-    assert (handle.routing.by_expert is not None) == handle.do_expand
+    routing = handle.routing
+    assert (routing.by_expert is not None) == handle.do_expand
     if handle.do_expand:
-        assert handle.routing.by_expert is not None and (handle.routing.by_expert.device_counts is None) == sync
-        assert isinstance(handle.routing.native, adapter.Handle)
-        assert handle.routing.native.result_rows == handle.num_expanded_tokens
+        small = isinstance(routing.native, adapter.LowHandle)
+        assert routing.by_expert is not None and (routing.by_expert.device_counts is None) == (sync and not small)
+        # The processor knows how many came in any case.
+        known = sum(-(-count // alignment) * alignment for count in expected.rows.counts)
+        assert routing.native.result_rows == (known if small else handle.num_expanded_tokens)
 
 
 def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool) -> None:
@@ -148,6 +151,7 @@ def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool
         if kind != "bf16":
             assert x[1].stride() == (1, align(len(x[1]), 4)), "columns begin at multiples of 16 bytes"
         check_handle(handle, layer, expected, alignment, sync)
+        assert (handle.routing.arena is None) == (not large), "expanded ones, too"
         assert buffer.dispatch(expected.x, **asked)[2] is None, "weights that were not sent"
     buffer.destroy()
 
@@ -193,11 +197,12 @@ def check_combine(rank: int, world: int, reduces_twice: bool, large: bool) -> No
                 assert torch.equal(back, sent_weights) and (event.event is not None) == asynchronous
         alone = buffer.combine(y, handle)
         assert torch.equal(alone[0], oracle_elastic.summed(layer, expected.all, rank, [], True)) and alone[1] is None
-        assert buffer.combine(every, expanded[3])[1] is None
+        full = buffer.combine(every, expanded[3])
+        assert torch.equal(full[0], oracle_elastic.summed(layer, expected.all, rank, [], reduces_twice)) and full[1] is None
     buffer.destroy()
 
 
-@pytest.mark.parametrize(("reduces_twice", "large"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("reduces_twice", "large"), [(True, True), (True, False), (False, True), (False, False)])
 def test_combined_sums_are_those_of_the_oracle(ranks: Any, reduces_twice: bool, large: bool) -> None:
     ranks.run(check_combine, reduces_twice, large)
 
