@@ -45,21 +45,21 @@ EP_DEV bool ep_low_find_slots_of_counts(const EpRank& r, const EpLowDispatchArgs
 
 /* Turns all slots that are no choice's into zeros: behind the rows of each expert, and behind the last as far as there is room. By warp `number` of
    `warps`. */
-EP_RARE void ep_low_zero_padding(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 number, ep_u32 warps) {
+EP_RARE void ep_low_zero_padding(const EpRank& r, const EpLowDispatchArgs& a, const ep_u32* slot, const ep_u32* total, ep_u32 number, ep_u32 warps) {
     const ep_u32 lane = threadIdx.x % 32, local = r.w.local_experts;
     const ep_u32 bytes = (ep_u32)(a.scales != 0 ? r.w.scales_offset : r.w.payload_stride), words = ((ep_u32)r.w.scales_bytes + 3) / 4;
     /* Turns until this warp has one. */
     ep_u32 turn = number;
     EP_SHORT for (ep_u32 e = 0; e < local; ++e) {
-        const ep_u32 begin = s.slot[e] + s.total[e], end = e + 1 < local ? s.slot[e + 1] : a.room, padding = end - begin;
+        const ep_u32 begin = slot[e] + total[e], end = e + 1 < local ? slot[e + 1] : a.room, padding = end - begin;
         ep_u32 at = turn;
         EP_SHORT for (; at < padding; at += warps) {
-            const ep_u64 slot = begin + at;
+            const ep_u64 of = begin + at;
             EP_SHORT for (ep_u32 byte = lane * 16; byte < bytes; byte += 512)
-                ep_st16((ep_u8*)a.out + slot * a.out_stride + byte, make_int4(0, 0, 0, 0));
+                ep_st16((ep_u8*)a.out + of * a.out_stride + byte, make_int4(0, 0, 0, 0));
             if (a.scales == 0) continue;
             EP_SHORT for (ep_u32 word = lane; word < words; word += 32)
-                *(int*)((ep_u8*)a.scales + slot * a.scales_row + word * a.scales_word) = 0;
+                *(int*)((ep_u8*)a.scales + of * a.scales_row + word * a.scales_word) = 0;
         }
         turn = at - padding;
     }
@@ -75,6 +75,6 @@ EP_DEV void ep_low_fill_padding(const EpRank& r, const EpLowDispatchArgs& a, con
     EP_SHORT for (ep_u32 e = thread / 32; e < local; e += threads / 32)
         EP_SHORT for (ep_u32 slot = s.slot[e] + s.total[e] + threadIdx.x % 32; slot < s.slot[e + 1]; slot += 32) weights[slot] = 0.0f;
     EP_SHORT for (ep_u32 slot = s.slot[local] + thread; slot < a.room; slot += threads) weights[slot] = 0.0f;
-    if (a.zeros) ep_low_zero_padding(r, a, s, thread / 32, threads / 32);
+    if (a.zeros) ep_low_zero_padding(r, a, s.slot, s.total, thread / 32, threads / 32);
 }
 #endif
