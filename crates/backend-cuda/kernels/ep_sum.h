@@ -31,6 +31,10 @@ EP_DEV void ep_sum_add(EpSum& s, const EpUnit& row) {
     s.v[0] += ep_low(row.x); s.v[1] += ep_high(row.x); s.v[2] += ep_low(row.y); s.v[3] += ep_high(row.y);
     s.v[4] += ep_low(row.z); s.v[5] += ep_high(row.z); s.v[6] += ep_low(row.w); s.v[7] += ep_high(row.w);
 }
+EP_DEV void ep_sum_subtract(EpSum& s, const EpUnit& row) {
+    s.v[0] -= ep_low(row.x); s.v[1] -= ep_high(row.x); s.v[2] -= ep_low(row.y); s.v[3] -= ep_high(row.y);
+    s.v[4] -= ep_low(row.z); s.v[5] -= ep_high(row.z); s.v[6] -= ep_low(row.w); s.v[7] -= ep_high(row.w);
+}
 /* A row that changes no sum: negative zeros. */
 EP_DEV EpUnit ep_sum_nothing() {
     const int two = (int)0x80008000u;

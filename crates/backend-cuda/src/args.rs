@@ -15,8 +15,8 @@ pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
-    Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions, Slots,
-    Spread, SumShape, Unpack,
+    Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions,
+    Slots, Spread, SumShape, Unpack,
 };
 
 use ep_core::declare::{CEnum, CStruct};

@@ -81,6 +81,8 @@ pub enum Requirement {
     ManyNodes,
     /// Dispatches by expert ([`ep_core::engine::Dispatch::by_expert`]).
     ByExpert,
+    /// What rounding the sums of rows by expert leaves ([`ep_core::engine::Combine::remainder`]).
+    Remainders,
     /// Rows of low latency by source, or packed ([`ep_core::engine::low_latency::LowOrder`]).
     LowOrders,
     /// Rows of [`Element::Int8`](ep_core::Element::Int8).

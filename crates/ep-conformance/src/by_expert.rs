@@ -23,6 +23,8 @@ pub struct How {
     pub worst_rows: u32,
     /// Padding is to be zeros.
     pub zero_spare: bool,
+    /// What comes back is what rounding the sums leaves.
+    pub remainder: bool,
     /// The received weights travel back.
     pub return_weights: bool,
     /// `[tokens, hidden]` bits of bf16 each: rows to start the sums from.
@@ -161,6 +163,7 @@ async fn give_back<E: Endpoint>(
         topk_weights: weights.as_ref(),
         bias: [bias.first(), bias.get(1)],
         rings: how.rings,
+        remainder: how.remainder,
         ..Combine::default()
     };
     let combined = ep.combine(&y, &handle, options).await?;
@@ -182,6 +185,7 @@ pub(crate) struct Expected {
     pub(crate) arrival: Arrival,
     pub(crate) expanded: Expanded,
     /// `[rows by expert, hidden]`: results.
+    #[cfg_attr(not(feature = "suite"), expect(dead_code))] // Of low latency that is packed.
     pub(crate) y: Vec<u16>,
     /// `[rows, hidden]`: those of the received rows.
     rows: Vec<u16>,
@@ -203,7 +207,10 @@ impl Expected {
             true => doubled(world, &x, &expanded),
             false => reference::apply_experts_expanded(world, rank, &arrival.received, &x, &expanded),
         };
-        let rows = reference::reduce_expanded(world, &expanded, &y);
+        let rows = match how.remainder {
+            true => reference::remainders_of_expanded(world, &expanded, &y),
+            false => reference::reduce_expanded(world, &expanded, &y),
+        };
         Self { rows_in_all, room, stays: worst_rows > 0, zero_spare: how.zero_spare, arrival, expanded, y, rows }
     }
 

@@ -151,8 +151,13 @@ async fn give_back<E: Endpoint>(
     for rows in &how.bias {
         bias.push(ep.rows(&bytes_of(rows), handle.tokens())?);
     }
-    let options =
-        Combine { topk_weights: weights, bias: [bias.first(), bias.get(1)], rings: how.rings, outbox: how.outbox };
+    let options = Combine {
+        topk_weights: weights,
+        bias: [bias.first(), bias.get(1)],
+        rings: how.rings,
+        outbox: how.outbox,
+        ..Combine::default()
+    };
     let combined = ep.combine(&y, handle, options).await?;
     observed.combined_x = ep.bytes(&combined.x)?;
     observed.combined_topk_weights = ep.values(&combined.topk_weights)?;

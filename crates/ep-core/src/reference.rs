@@ -38,7 +38,10 @@ pub use coded::{CodedRows, dequantize, quantize};
 pub use combine::{Combined, Returned, combine};
 pub use dispatch::{Batch, CodedBatch, CodedReceived, Received, Routing, dispatch, dispatch_coded};
 pub use e4m3::{e4m3_nearest, e4m3_value};
-pub use expanded::{Expanded, Pick, apply_experts_expanded, choice_scale, expand, reduce_expanded, room_of_expanded};
+pub use expanded::{
+    Expanded, Pick, apply_experts_expanded, choice_scale, expand, reduce_expanded, remainders_of_expanded,
+    room_of_expanded,
+};
 pub use experts::{apply_experts, apply_experts_coded, expert_factor};
 pub use low_latency::{ExpertRows, Weighing, low_latency_combine, low_latency_dispatch};
 

@@ -32,7 +32,9 @@ def compared(x: torch.Tensor, expand: bool, buffer: deep_ep.ElasticBuffer, **how
     received, *_, handle, _ = buffer.dispatch(x, do_expand=expand, **how)  # type: ignore[arg-type]
     sums, _, _ = buffer.combine(plain(received), handle)
     owners = torch.nn.functional.one_hot(topk_idx // (EXPERTS // world), world)
-    times = torch.full((len(x), 1), float(TOPK), device=x.device) if expand else (owners.sum(1) > 0).sum(1, keepdim=True)
+    times = (
+        torch.full((len(x), 1), float(TOPK), device=x.device) if expand else (owners.sum(1) > 0).sum(1, keepdim=True)
+    )
     torch.testing.assert_close(sums.float(), x.float() * times, rtol=2e-2, atol=2e-2)
 
 

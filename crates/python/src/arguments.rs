@@ -75,13 +75,14 @@ pub(crate) fn outbox_use(said: Option<RawOutbox>) -> OutboxUse {
     said.map_or(OutboxUse::USUAL, |RawOutbox(piece, slots)| OutboxUse { piece, slots })
 }
 
-/// `(topk_weights, bias, outbox)`: addresses, of biases at most two.
+/// `(topk_weights, bias, outbox, remainder)`: addresses, of biases at most two.
 #[derive(FromPyObject)]
-pub(crate) struct CombineOptions(Option<usize>, Vec<usize>, Option<RawOutbox>);
+pub(crate) struct CombineOptions(Option<usize>, Vec<usize>, Option<RawOutbox>, bool);
 
 impl From<CombineOptions> for RawCombine {
-    fn from(CombineOptions(topk_weights, bias, said): CombineOptions) -> Self {
-        Self { topk_weights, bias: [bias.first().copied(), bias.get(1).copied()], outbox: outbox_use(said) }
+    fn from(CombineOptions(topk_weights, bias, said, remainder): CombineOptions) -> Self {
+        let bias = [bias.first().copied(), bias.get(1).copied()];
+        Self { topk_weights, bias, outbox: outbox_use(said), remainder }
     }
 }
 

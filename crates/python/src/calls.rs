@@ -47,6 +47,8 @@ pub(crate) struct RawCombine {
     pub(crate) bias: [Option<usize>; 2],
     /// What it uses of its outboxes.
     pub(crate) outbox: OutboxUse,
+    /// Of rows by expert what rounding the sums leaves.
+    pub(crate) remainder: bool,
 }
 
 /// What a dispatch brought.

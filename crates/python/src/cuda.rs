@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
-    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowPlacesBySource, LowPlacesPacked,
-    LowScales, Ready, Rows, ScaleStrides, Signals,
+    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowPlacesBySource,
+    LowPlacesPacked, LowScales, Ready, Rows, ScaleStrides, Signals,
 };
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::{LowOrder, LowRoutingOf};
@@ -57,7 +57,8 @@ fn device(endpoint: &CudaEndpoint) -> Device {
 
 /// Where the results of a low-latency dispatch go; FP8 rows as they travel to `travelling`, if there is one.
 fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token, by_source, packed, stats, owner, .. } = into.clone();
+    let LowInto { x, scales, expert_counts, segments, source_token, by_source, packed, stats, owner, .. } =
+        into.clone();
     let x = travelling.map_or(x, |memory| memory.address() as usize);
     let scales = scales.filter(|_| travelling.is_none());
     let scales = scales.map(|(address, strides)| {

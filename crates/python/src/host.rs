@@ -203,7 +203,9 @@ impl Backend for Engine<Machine<AnyLanes>> {
         // By source, and packed, all that is defined leaves, as if it were one expert's.
         let at_once = match (order, &received.packed) {
             (LowOrder::ByExpert, _) => None,
-            (LowOrder::Packed { zero_spare: false, .. }, Some(told)) => Some(vec![told.first.last().copied().unwrap_or(0)]),
+            (LowOrder::Packed { zero_spare: false, .. }, Some(told)) => {
+                Some(vec![told.first.last().copied().unwrap_or(0)])
+            }
             _ => Some(vec![order.rows(self.layout())? as i32]),
         };
         for (expert, &count) in at_once.as_ref().unwrap_or(counts).iter().enumerate() {

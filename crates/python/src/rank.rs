@@ -300,6 +300,7 @@ where
             topk_weights: topk_weights.as_ref(),
             bias: [bias[0].as_ref(), bias[1].as_ref()],
             outbox: with.outbox,
+            remainder: with.remainder,
             ..Combine::default()
         };
         let combined = wait::<E, _>(self.endpoint.combine(&rows, handle, options), go_on)?;

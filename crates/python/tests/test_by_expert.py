@@ -62,7 +62,9 @@ class Expected:
         self.slots = self.expanded.slots(self.rows)
         self.element = element
 
-    def check_rows(self, got: Received | LowReceived, scale: float = 1.0, room: int | None = None, zeros: bool = True) -> None:
+    def check_rows(
+        self, got: Received | LowReceived, scale: float = 1.0, room: int | None = None, zeros: bool = True
+    ) -> None:
         """Rows of all batches times ``scale``, and scales with them; with ``zeros`` between experts and up to ``room``."""
         is_row = torch.tensor([pick is not None for pick in self.expanded.choices], dtype=torch.bool)
         sent = [parts(each.x * scale, self.element) for each in self.all]
@@ -216,7 +218,9 @@ def check_low(rank: int, world: int, element: str, alignment: int, kind: str) ->
             assert got.first_slots.tolist() == [0, *ends.tolist()]
             assert got.expert_counts.tolist() == expected.rows.counts
             placed = expected.expanded.weights(expected.rows)
-            assert torch.equal(got.slot_weights[: len(placed)].cpu(), placed) and not got.slot_weights[len(placed) :].any()
+            assert (
+                torch.equal(got.slot_weights[: len(placed)].cpu(), placed) and not got.slot_weights[len(placed) :].any()
+            )
             assert torch.equal(got.topk_idx[:rows].cpu(), expected.rows.topk_idx) and (got.topk_idx[rows:] == -1).all()
             assert torch.equal(got.source_rank[:rows].cpu(), expected.rows.source_rank)
             assert torch.equal(got.source_token[:rows].cpu(), expected.rows.source_token)

@@ -59,9 +59,7 @@ def check_calls(rank: int, world: int, kind: str, asynchronous: bool, where: tor
             if expand and kind != "bf16":
                 assert got[1].stride() == (1, align(len(got[1]), 4))
             assert torch.equal(handle.recv_src_metadata[: len(rows.topk_idx), 0].cpu() % MOST, rows.source_token)
-            again, _, _, _, event = buffer.dispatch(
-                x, handle=handle, do_expand=expand, do_zero_padding=expand, **told
-            )
+            again, _, _, _, event = buffer.dispatch(x, handle=handle, do_expand=expand, do_zero_padding=expand, **told)
             if asynchronous:
                 event.current_stream_wait()
             equal(host(again), [places.of(part) for part in expected.received] if expand else expected.received)
@@ -86,6 +84,42 @@ def check_calls(rank: int, world: int, kind: str, asynchronous: bool, where: tor
                 sums.cpu(), oracle_elastic.summed(layer, expected.all, rank, [], True), rtol=0.02, atol=0.02
             )
     buffer.destroy()
+
+
+def check_once(rank: int, world: int, large: bool) -> None:
+    """Expanded results that are rounded once, of large batches and of small ones."""
+    where = device(rank)
+    layer, buffer = layer_of(world), make_buffer(large, allow_multiple_reduction=False)
+    expected = Expectation(layer, rank, "bf16", ALIGNMENT)
+    batch, rows = on(expected.mine, where), expected.rows
+    bias = torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(3)).bfloat16()
+    for sync, asynchronous in ((True, False), (False, True)):
+        asked: dict[str, Any] = {"num_experts": layer.experts, "expert_alignment": ALIGNMENT, "do_cpu_sync": sync}
+        x, _, weights, handle, _ = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights, do_expand=True, **asked)
+        assert (handle.routing.arena is None) == (not large)
+        y = torch.full((len(x), layer.hidden), torch.nan).bfloat16()
+        for row, choice in (rows.topk_idx >= 0).nonzero().tolist():
+            at = int(rows.source_rank[row]), int(rows.source_token[row])
+            y[expected.slots[row, choice]] = oracle_elastic.results(layer, *at, choice)
+        for listed in ([], [bias]):
+            told: dict[str, Any] = {"async_with_compute_stream": asynchronous}
+            if listed:
+                told["bias"] = bias.to(where)
+            sums, back, event = buffer.combine(y.to(where), handle, weights if listed else None, **told)
+            if asynchronous:
+                event.current_stream_wait()
+            wanted = oracle_elastic.summed(layer, expected.all, rank, listed, False)
+            assert float((sums.cpu() != wanted).float().mean()) < 0.01
+            torch.testing.assert_close(sums.cpu(), wanted, rtol=2**-7, atol=2**-12)
+            if listed:
+                assert torch.equal(back, batch.topk_weights.masked_fill(batch.topk_idx < 0, 0))
+    buffer.destroy()
+
+
+@needs_two
+@pytest.mark.parametrize("large", [False, True])
+def test_expanded_results_are_rounded_once(two: Any, large: bool) -> None:
+    two.run(check_once, large, limit=LIMIT)
 
 
 @needs_two

@@ -146,7 +146,12 @@ def check_large(rank: int, world: int) -> None:
         sent = [per_token_cast_to_fp8(each.x) if fp8 else (each.x,) for each in every]
         x = sent[rank] if fp8 else batch.x
         for sync in (True, False):
-            asked: dict[str, Any] = {"num_experts": 32, "expert_alignment": 128, "do_cpu_sync": sync, "do_zero_padding": True}
+            asked: dict[str, Any] = {
+                "num_experts": 32,
+                "expert_alignment": 128,
+                "do_cpu_sync": sync,
+                "do_zero_padding": True,
+            }
             got = buffer.dispatch(x, batch.topk_idx, batch.topk_weights, do_expand=True, **asked)
             codes = [one.view(torch.uint8) if fp8 else one for one, *_ in sent]
             expected = [oracle.gathered(codes, rows)]

@@ -27,6 +27,12 @@ impl AscendEndpoint {
         let extents = bias.iter().map(|bias| bias.extent());
         let rings = self.desk.check_combine(handle, options.rings, y.extent(), extents, weights.map(Array::len))?;
         options.outbox.check()?;
+        if options.remainder {
+            return Err(Error::unsupported(
+                "remainders of a combine by expert on NPUs",
+                "sums of all choices, or of each by itself",
+            ));
+        }
         y.check_home("y", &device)?;
         bias.iter().try_for_each(|bias| bias.check_home("bias", &device))?;
         weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", &device))?;

@@ -148,6 +148,7 @@ impl Backend for Twin {
             Requirement::Units => Some("lanes carry no units"),
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
             Requirement::LowOrders => Some("kernels bring rows of low latency by expert"),
+            Requirement::Remainders => Some("kernels have sums alone"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
             | Requirement::ByExpert

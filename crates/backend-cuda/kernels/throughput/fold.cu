@@ -1,6 +1,6 @@
 /*
  * ep_fold_kernel: before a combine of rows by expert, the results of each received row's choices are summed: from zero, choices ascending, in f32,
- * rounded to bf16 once. What the combine brings home are these sums, one a row.
+ * rounded to bf16 once. What the combine brings home are these sums, one a row; or what rounding them leaves.
  *
  *   launch   any number of blocks of 256 threads, before the kernels of a combine on the same stream; nothing is waited for. A warp serves a
  *            row at a time
@@ -39,7 +39,10 @@ EP_DEV void ep_fold_row(const EpRank& r, const EpFoldArgs& a, ep_u32 row, ep_u32
         ep_u8* to = (ep_u8*)a.out + (ep_u64)row * a.out_stride + begin;
 #pragma unroll
         for (ep_u32 i = 0; i < EP_FOLD_HELD; ++i)
-            if (begin + i * 512 < bytes) ep_st16(to + i * 512, ep_sum_round(sum[i]));
+            if (begin + i * 512 < bytes) {
+                if (a.remainder) ep_sum_subtract(sum[i], ep_sum_round(sum[i]));
+                ep_st16(to + i * 512, ep_sum_round(sum[i]));
+            }
     }
 }
 

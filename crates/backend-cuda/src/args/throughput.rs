@@ -299,6 +299,10 @@ c_struct! {
         pub(crate) rows: u32,
         /// Rows by expert. Nothing is read beyond.
         pub(crate) room: u32,
+        /// Not 0: what rounding the sums leaves, rounded in its turn, instead of these.
+        pub(crate) remainder: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 

@@ -159,6 +159,7 @@ impl CudaEndpoint {
         y: &Rows,
         sums: &Rows,
         (plan, placed): (&DevicePlan, &Placed),
+        remainder: bool,
     ) -> Result<(), Error> {
         let args = args::Fold {
             y: self.address(y),
@@ -169,6 +170,8 @@ impl CudaEndpoint {
             out_stride: sums.stride() as u64,
             rows: placed.rows,
             room: placed.room,
+            remainder: remainder.into(),
+            reserved: 0,
         };
         // SAFETY: results, plan, slots and sums are memory of the own stream's, for as many rows and slots as the handle says.
         Ok(unsafe { self.device.fold(call, &args) }?)

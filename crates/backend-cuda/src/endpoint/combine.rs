@@ -25,6 +25,7 @@ impl CudaEndpoint {
         let rings =
             self.desk.check_combine(handle, options.rings, y.extent(), bias.clone().map(Rows::extent), weights)?;
         options.outbox.check()?;
+        options.check_remainder(kept.placed.is_some())?;
         self.check_home("y", y)?;
         bias.into_iter().try_for_each(|bias| self.check_home("bias", bias))?;
         options.topk_weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
@@ -42,7 +43,7 @@ impl CudaEndpoint {
         let (rings, pulled) = self.way(Kind::Combine, rings, handle.outboxes(), options.outbox);
         let results = y;
         if let Some((placed, sums)) = &folding {
-            self.fold(call, results, sums, (plan, placed))?;
+            self.fold(call, results, sums, (plan, placed), options.remainder)?;
         }
         let y = folding.as_ref().map_or(results, |(_, sums)| sums);
         let (offered, copy) = if pulled.is_some() { (None, None) } else { self.offer(y, handle) };

@@ -35,6 +35,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
         Requirement::ByExpert
+        | Requirement::Remainders
         | Requirement::LowOrders
         | Requirement::Departures
         | Requirement::FarLowLatency

@@ -44,6 +44,7 @@ impl<N: Network> Processes for Apart<N> {
             | Requirement::LowOrders
             | Requirement::Int8
             | Requirement::ByExpert
+            | Requirement::Remainders
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

@@ -63,6 +63,7 @@ impl<N: Network> Backend for Host<N> {
             | Requirement::LowOrders
             | Requirement::Int8
             | Requirement::ByExpert
+            | Requirement::Remainders
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

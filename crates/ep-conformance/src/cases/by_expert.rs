@@ -24,11 +24,13 @@ pub(super) struct Asked {
     pub(super) alignment: u32,
     /// Rows to make room for beyond those that come, whose number stays in the machine's memory; none: the host hears of it.
     pub(super) spare: Option<u32>,
+    /// What comes back is what rounding the sums leaves.
+    pub(super) remainder: bool,
 }
 
 impl From<u32> for Asked {
     fn from(alignment: u32) -> Self {
-        Self { alignment, spare: None }
+        Self { alignment, spare: None, remainder: false }
     }
 }
 
@@ -59,13 +61,18 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("by_expert_every_placement_and_counts_that_stay", own, uncounted_everywhere::<B>),
         case("by_expert_coded_rows_and_counts_that_stay", own, |backend| {
             let coded = Scenario { element: Element::Fp8(Scaling::Exact), hidden: 400, ..scenario(2, 12) };
-            check(backend, &coded, Asked { alignment: 8, spare: Some(9) })
+            check(backend, &coded, Asked { alignment: 8, spare: Some(9), remainder: false })
         }),
         case(
             "by_expert_over_several_nodes_and_counts_that_stay",
             &[Requirement::ByExpert, Requirement::Nodes],
-            |backend| check(backend, &between_nodes(), Asked { alignment: 8, spare: Some(6) }),
+            |backend| check(backend, &between_nodes(), Asked { alignment: 8, spare: Some(6), remainder: false }),
         ),
+        case("by_expert_what_rounding_sums_leaves", &[Requirement::ByExpert, Requirement::Remainders], |backend| {
+            let asked = |spare| Asked { alignment: 8, spare, remainder: true };
+            check(backend, &scenario(3, 14), asked(None))?;
+            check(backend, &Scenario { topk: 5, local_experts: 4, ..scenario(2, 15) }, asked(Some(4)))
+        }),
         case(
             "by_expert_after_a_rank_has_gone",
             &[Requirement::ByExpert, Requirement::Departures],
@@ -113,7 +120,15 @@ impl Stage {
             let how = arrivals.map(|(rank, arrival)| {
                 let worst_rows = asked.worst_rows(&setup, arrival.received.rows());
                 let bias = bias_rows(&first, rank, bias)?;
-                Ok(How { rings: None, alignment: asked.alignment, worst_rows, zero_spare, return_weights, bias })
+                Ok(How {
+                    rings: None,
+                    alignment: asked.alignment,
+                    worst_rows,
+                    zero_spare,
+                    remainder: asked.remainder,
+                    return_weights,
+                    bias,
+                })
             });
             how.collect()
         };
@@ -234,11 +249,11 @@ fn coded_rows<B: Backend>(backend: &B, element: Element) -> Verdict {
 /// Room for just the rows that come, for some more, and for all that can.
 fn uncounted<B: Backend>(backend: &B) -> Verdict {
     for (alignment, spare) in [(1, 0), (3, 4), (8, u32::MAX)] {
-        let asked = Asked { alignment, spare: Some(spare) };
+        let asked = Asked { alignment, spare: Some(spare), remainder: false };
         check(backend, &Scenario { local_experts: 4, drop: 0.3, ..scenario(3, 11) }, asked)?;
     }
     // Fewer experts than choices of a token.
-    let asked = Asked { alignment: 3, spare: Some(2) };
+    let asked = Asked { alignment: 3, spare: Some(2), remainder: false };
     check(backend, &Scenario { local_experts: 2, topk: 4, ..scenario(2, 9) }, asked)?;
     // Some ranks, or all, have nothing to send, or to receive.
     check(backend, &Scenario { tokens: vec![5, 0], ..scenario(2, 0) }, asked)?;
@@ -249,7 +264,7 @@ fn uncounted<B: Backend>(backend: &B) -> Verdict {
 fn uncounted_everywhere<B: Backend>(backend: &B) -> Verdict {
     for placement in placements(backend) {
         let scenario = if placement == Placement::Pulled { pulled(3, 15) } else { direct(3, 15) };
-        check(backend, &Scenario { placement, ..scenario }, Asked { alignment: 8, spare: Some(5) })?;
+        check(backend, &Scenario { placement, ..scenario }, Asked { alignment: 8, spare: Some(5), remainder: false })?;
     }
     Ok(())
 }
@@ -335,7 +350,7 @@ fn repeats<B: Backend>(backend: &B) -> Verdict {
 fn too_many_choices<B: Backend>(backend: &B) -> Verdict {
     let scenario = Scenario { local_experts: 1, topk: 2, ..scenario(2, 1) };
     let Stage { setup, world, batches: [batches, _], how: [how, _] } =
-        Stage::new(&scenario, Asked { alignment: 1, spare: Some(0) }).map_err(text)?;
+        Stage::new(&scenario, Asked { alignment: 1, spare: Some(0), remainder: false }).map_err(text)?;
     let outcomes = backend.run(&setup, async |mut ep| {
         let me = ep.rank().index();
         let (x, _) = upload(&mut ep, &batches[me])?;

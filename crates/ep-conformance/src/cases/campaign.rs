@@ -24,11 +24,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             needs: &[Requirement::LowLatency, Requirement::LowOrders],
             body: low_by_source::<B>,
         },
-        Case {
-            name: LOW_PACKED,
-            needs: &[Requirement::LowLatency, Requirement::LowOrders],
-            body: low_packed::<B>,
-        },
+        Case { name: LOW_PACKED, needs: &[Requirement::LowLatency, Requirement::LowOrders], body: low_packed::<B> },
     ]
 }
 
@@ -76,7 +72,8 @@ fn sorted<B: Backend>(backend: &B) -> Result<(), String> {
     let alignment = proptest::sample::select(&[1u32, 3, 8, 128][..]);
     // Room for all that can come makes a scenario's rows of fourteen ranks a hundred megabytes: cases of three ranks have it.
     let spare = proptest::option::of(proptest::sample::select(&[0u32, 1, 20, 300][..]));
-    let asked = (alignment, spare).prop_map(|(alignment, spare)| by_expert::Asked { alignment, spare });
+    let asked =
+        (alignment, spare).prop_map(|(alignment, spare)| by_expert::Asked { alignment, spare, remainder: false });
     let file = "proptest-regressions/campaign_by_expert.txt";
     let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
     campaign(BY_EXPERT, file, share, (possible(backend, false), asked), |(scenario, asked)| {

@@ -59,12 +59,14 @@ fn brings<B: Backend>(backend: &B) -> Verdict {
 fn scalings<B: Backend>(backend: &B) -> Verdict {
     let coded = Turn { ahead: true, ..TURN };
     let turns = vec![TURN, coded, Turn { at_experts: true, ..coded }];
-    Element::ALL.into_iter().filter(|element| *element != Element::Int8).zip(ALIGNMENTS.into_iter().cycle()).try_for_each(
-        |(element, alignment)| {
+    Element::ALL
+        .into_iter()
+        .filter(|element| *element != Element::Int8)
+        .zip(ALIGNMENTS.into_iter().cycle())
+        .try_for_each(|(element, alignment)| {
             let hidden = if element == Element::Bf16 { 272 } else { 269 };
             check(backend, &Scenario { element, hidden, turns: turns.clone(), ..scenario(3, 5) }, alignment)
-        },
-    )
+        })
 }
 
 fn full_and_empty<B: Backend>(backend: &B) -> Verdict {
@@ -100,10 +102,8 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
     let outcomes = backend.run(&layer.setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
         let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
-        let packed = |alignment| LowRouting {
-            order: LowOrder::Packed { alignment, zero_spare: false },
-            ..routing.clone()
-        };
+        let packed =
+            |alignment| LowRouting { order: LowOrder::Packed { alignment, zero_spare: false }, ..routing.clone() };
         let twice = ep.send_dispatch(&x, &LowRouting { repeats: true, ..packed(8) }).await.map(drop);
         let unaligned = ep.send_dispatch(&x, &packed(0)).await.map(drop);
         let huge = ep.send_dispatch(&x, &packed(u32::MAX)).await.map(drop);

@@ -138,7 +138,7 @@ fn by_expert_faults<B: Backend>(backend: &B) -> Verdict {
     let caught = |plant, spare, signs: &[&str]| {
         hunt(plant, signs, |seed| {
             let scenario = Scenario { seed, topk: 6, local_experts: 4, ..scenario(2, 9) };
-            let asked = by_expert::Asked { alignment: 8, spare };
+            let asked = by_expert::Asked { alignment: 8, spare, remainder: false };
             (scenario.setup(), move |setup: &Setup| by_expert::check_in(backend, &scenario, asked, Some(setup)))
         })
     };

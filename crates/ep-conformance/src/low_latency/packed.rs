@@ -113,8 +113,7 @@ fn compare(world: &World, batches: &[Batch], asked: Asked, how: &How, seen: &[Se
         return by_expert::compare(world, (batches, batches), &vec![how.clone(); seen.len()], false, seen);
     }
     let arrivals = (0..).map(Rank).zip(Arrival::expected(world, batches));
-    let expected: Vec<_> =
-        arrivals.map(|(rank, arrival)| Expected::new(world, rank, arrival, how, false)).collect();
+    let expected: Vec<_> = arrivals.map(|(rank, arrival)| Expected::new(world, rank, arrival, how, false)).collect();
     let mut compared = Compared::default();
     for ((rank, expected), seen) in (0..).map(Rank).zip(&expected).zip(seen) {
         compared += dispatched(world, rank, expected, false, seen)?;

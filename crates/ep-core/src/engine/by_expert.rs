@@ -133,12 +133,13 @@ pub(super) fn sums<W: Window>(pool: &Pool, rows: u32, row_bytes: usize) -> Resul
     Ok(HostRows::Owned { bytes: pool.take((rows as usize).saturating_mul(row_bytes))?, row_bytes })
 }
 
-/// Sums the results `y [slots, hidden]` of each received row's choices, ascending, into `sums [rows, hidden]`.
+/// Sums the results `y [slots, hidden]` of each received row's choices, ascending, into `sums [rows, hidden]`; `remainder`: what rounding these leaves.
 pub(super) fn reduce<M: Machine>(
     operation: &Operation<'_, M>,
     y: &HostRows<M::Window>,
     expansion: &Expansion,
     sums: &mut HostRows<M::Window>,
+    remainder: bool,
 ) -> Result<(), Fault> {
     let mut control = Control::open(operation);
     let port = control.port();
@@ -156,7 +157,10 @@ pub(super) fn reduce<M: Machine>(
             false => expansion.slots_of(row).try_for_each(&mut add)?,
         }
         sums.fill(row, |_, into| {
-            sum.finish(into);
+            match remainder {
+                true => sum.finish_remainder(into),
+                false => sum.finish(into),
+            }
             Ok(())
         })?;
     }

@@ -30,6 +30,7 @@ impl<M: Machine> Engine<M> {
         let weights = options.topk_weights.map(Vec::len);
         let rings = self.desk.check_combine(handle, options.rings, y.extent(), bias, weights)?;
         options.outbox.check()?;
+        options.check_remainder(routed.expansion.is_some())?;
         let topk = self.desk.shape().topk();
         let tokens = handle.tokens() as usize;
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
@@ -54,7 +55,7 @@ impl<M: Machine> Engine<M> {
             let steps = operation.outbox_steps();
             let work = async {
                 if let Some((expansion, sums)) = &mut sums {
-                    by_expert::reduce(&operation, y, expansion, sums)?;
+                    by_expert::reduce(&operation, y, expansion, sums, options.remainder)?;
                 }
                 let y = sums.as_ref().map_or(y, |(_, sums)| sums);
                 let returns = Returns { y, routed, topk_weights: options.topk_weights.map(Vec::as_slice) };

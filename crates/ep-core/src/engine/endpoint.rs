@@ -125,11 +125,28 @@ pub struct Combine<'a, E: Endpoint + ?Sized> {
     pub rings: Option<Rings>,
     /// As [`Dispatch::outbox`]; that of the handle's dispatch says nothing of this call.
     pub outbox: OutboxUse,
+    /// Of rows by expert: what travels for each received row is not the sum of its results, rounded to bf16, but what that rounding left,
+    /// rounded likewise. Two combines, one of each, bring a rank's sums home with 16 significant bits. All ranks say the same. Only with a handle
+    /// of a dispatch [by expert](Dispatch::by_expert); backends that do not have it refuse it, [`Error::Unsupported`].
+    pub remainder: bool,
 }
 
 impl<E: Endpoint + ?Sized> Default for Combine<'_, E> {
     fn default() -> Self {
-        Self { topk_weights: None, bias: [None, None], rings: None, outbox: OutboxUse::default() }
+        Self { topk_weights: None, bias: [None, None], rings: None, outbox: OutboxUse::default(), remainder: false }
+    }
+}
+
+impl<E: Endpoint + ?Sized> Combine<'_, E> {
+    /// Refuses the remainders of rows that are by source; `by_expert`: the handle's are not.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check_remainder(&self, by_expert: bool) -> Result<(), Error> {
+        match self.remainder && !by_expert {
+            true => Err(Error::invalid("remainder of a combine of rows by source", true, false)),
+            false => Ok(()),
+        }
     }
 }
 

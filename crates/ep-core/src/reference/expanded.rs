@@ -106,6 +106,18 @@ pub fn apply_experts_expanded(world: &World, rank: Rank, got: &Received, x: &[f3
 /// # Panics
 /// As [`expand`].
 pub fn reduce_expanded(world: &World, expanded: &Expanded, y: &[u16]) -> Vec<u16> {
+    reduced(world, expanded, y, round)
+}
+
+/// What rounding these sums leaves, rounded in its turn.
+///
+/// # Panics
+/// As [`expand`].
+pub fn remainders_of_expanded(world: &World, expanded: &Expanded, y: &[u16]) -> Vec<u16> {
+    reduced(world, expanded, y, |sum| round(sum - widen(round(sum))))
+}
+
+fn reduced(world: &World, expanded: &Expanded, y: &[u16], finish: impl Fn(f32) -> u16) -> Vec<u16> {
     let (hidden, topk) = (world.shape.hidden() as usize, world.shape.topk() as usize);
     let mut rows = Vec::with_capacity(expanded.slots.len() / topk * hidden);
     for slots in expanded.slots.chunks_exact(topk) {
@@ -114,7 +126,7 @@ pub fn reduce_expanded(world: &World, expanded: &Expanded, y: &[u16]) -> Vec<u16
             for &slot in slots.iter().filter(|&&slot| slot >= 0) {
                 acc += widen(y[slot as usize * hidden + element]);
             }
-            rows.push(round(acc));
+            rows.push(finish(acc));
         }
     }
     rows

@@ -118,6 +118,12 @@ impl Accumulator {
             (false, true) => finish(row, self.sum.iter().zip(values(&self.held)).map(|(sum, value)| sum + value)),
         }
     }
+
+    /// Puts what rounding the sum leaves into `row`, rounded in its turn.
+    pub(crate) fn finish_remainder(&mut self, row: &mut [u8]) {
+        self.materialize();
+        finish(row, self.sum.iter().map(|&sum| sum - bf16::widen(bf16::round(sum))));
+    }
 }
 
 /// Puts `next` of each sum and element of a row in the sum's place.

@@ -165,7 +165,10 @@ class Elastic:
         if handle.do_expand:
             weights = self._of_expanded(x, handle, topk_weights)
             if not reduces_twice:
-                return self._by_choice(x, handle, routing, weights, bias, defer)
+                starts = _starts(bias, (routing.native.tokens, routing.sizes.hidden), routing.choices.device)
+                # Two biases leave no place for what is subtracted.
+                once = isinstance(handle.expansion, Placed) and x.device.type == "cuda" and len(starts) < 2
+                return (self._once if once else self._by_choice)(x, handle, routing, weights, starts, defer)
             y = handle.expansion.reduced(x)
         combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
         arena.look_at_results()
@@ -204,13 +207,38 @@ class Elastic:
             handle._in_throughput = self._routing_of(arena, received, routing.sizes, worst)
         return handle._in_throughput
 
+    def _once(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        routing: ElasticRouting,
+        weights: torch.Tensor | None,
+        starts: Sequence[torch.Tensor],
+        defer: bool,
+    ) -> Combined:
+        """Sums of f32, rounded once, by three combines: each rank's sums travel as two bf16 numbers, with 16 significant bits; and what rounding the sum
+        of the first ones here leaves comes by bringing them once more, starting from what they came to."""
+        arena, native = routing.arena, _native(routing)
+        assert arena is not None
+        throughput = arena.communicator.throughput
+        bias = tuple(starts)
+        first = throughput.combine(x, native, topk_weights=weights, bias=bias, defer=defer)
+        with self._behind(arena, defer):
+            back = -first.x
+        left = throughput.combine(x, native, topk_weights=None, bias=(back, *bias), defer=defer)
+        rest = throughput.combine(x, native, topk_weights=None, bias=None, remainder=True, defer=defer)
+        with self._behind(arena, defer):
+            sums = first.x.add_(left.x.add_(rest.x))
+        arena.look_at_results()
+        return sums, first.topk_weights, event(arena.communicator, defer)
+
     def _by_choice(
         self,
         x: torch.Tensor,
         handle: EPHandle,
         routing: ElasticRouting,
         weights: torch.Tensor | None,
-        bias: Any,
+        starts: Sequence[torch.Tensor],
         defer: bool,
     ) -> Combined:
         """Each choice's results come back by themselves; their token's rank sums them in f32 and rounds once."""
@@ -218,7 +246,6 @@ class Elastic:
         assert arena is not None
         throughput, sums, back = arena.communicator.throughput, None, None
         tokens = (routing.native.tokens, routing.sizes.hidden)
-        starts = _starts(bias, tokens, routing.choices.device)
         for choice in range(topk):
             y = handle.expansion.of_choice(x, choice)
             # Weights travel once.

@@ -305,6 +305,7 @@ class Communicator:
         *,
         topk_weights: torch.Tensor | None = None,
         bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        remainder: bool = False,
         outbox_piece: int | None = None,
         outbox_slots: int | None = None,
     ) -> Combined:
@@ -316,11 +317,15 @@ class Communicator:
                 rounded to bf16, and the sums travel.
             topk_weights: f32 ``[received rows, topk]``, summed likewise; of a dispatch by expert, too.
             bias: one or two bf16 ``[tokens, hidden]``, which the sums start from.
+            remainder: of a dispatch by expert what travels for each received row is not its sum, but what rounding that to bf16 left, rounded likewise. All
+                ranks say the same. Not on NPUs.
             outbox_piece, outbox_slots: as of :meth:`dispatch`. A row is summed as soon as its tail was told, so the piece is the step of tails
                 and credit alone.
         """
         said = outbox(outbox_piece, outbox_slots)
-        return self.throughput.combine(y, handle, topk_weights=topk_weights, bias=bias, outbox=said)
+        return self.throughput.combine(
+            y, handle, topk_weights=topk_weights, bias=bias, outbox=said, remainder=remainder
+        )
 
     # Low latency.
 

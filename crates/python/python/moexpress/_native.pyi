@@ -32,7 +32,7 @@ _Order = tuple[int, bool]  # the caller's stream, and whether he waits for the c
 _Rows = tuple[int, int, tuple[int, int, int] | None]  # address, rows; of scales address and strides
 _Routing = tuple[int, int | None] | tuple[int, list[int]]  # topk_idx, topk_weights; or in_rank, tokens_per_expert
 _Outbox = tuple[int | None, int | None] | None  # piece, slots
-_CombineOptions = tuple[int | None, list[int], _Outbox]  # topk_weights, bias, outbox
+_CombineOptions = tuple[int | None, list[int], _Outbox, bool]  # topk_weights, bias, outbox, remainder
 # alignment, by_expert, worst_rows and zero_spare, device_counts, repeats
 _DispatchOptions = tuple[int, bool, tuple[int, bool], bool, bool, _Outbox]
 # x, topk_idx, topk_weights; repeats, how rows lie, whether the host waits for counts, bound on the rows of x

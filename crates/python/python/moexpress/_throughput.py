@@ -138,6 +138,7 @@ class Throughput:
         topk_weights: torch.Tensor | None,
         bias: torch.Tensor | Sequence[torch.Tensor] | None,
         outbox: OutboxUse = None,
+        remainder: bool = False,
         defer: bool = False,
     ) -> Combined:
         shape, order = self.shape, self.order
@@ -153,7 +154,7 @@ class Throughput:
             (order.current(), defer),
             results,
             handle,
-            (weights, [start.data_ptr() for start in starts], outbox),
+            (weights, [start.data_ptr() for start in starts], outbox, _limits.flag("remainder", remainder)),
         )
         return Combined(order.tensor(x), None if sums is None else order.tensor(sums))
 

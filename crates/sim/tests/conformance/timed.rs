@@ -37,6 +37,7 @@ impl Backend for Timed {
             | Requirement::LowLatency
             | Requirement::Int8
             | Requirement::ByExpert
+            | Requirement::Remainders
             | Requirement::LowOrders
             | Requirement::ManyRanks
             | Requirement::FarLowLatency

@@ -30,7 +30,10 @@ impl AscendEndpoint {
         routing.check_repeats()?;
         let LowRouting { topk_idx, topk_weights, repeats, order, coded } = routing;
         if *order != LowOrder::ByExpert {
-            return Err(Error::unsupported("low latency by source, or packed, on NPUs", "LowOrder::ByExpert, or throughput mode"));
+            return Err(Error::unsupported(
+                "low latency by source, or packed, on NPUs",
+                "LowOrder::ByExpert, or throughput mode",
+            ));
         }
         if *coded {
             return Err(Error::unsupported("coded rows of low latency on NPUs", "bf16 rows, or throughput mode"));
@@ -138,7 +141,16 @@ impl AscendEndpoint {
         self.count_low(self.low_row_bytes(), |rank| (0, received[rank.index()].into()));
         let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), records, received };
         let handle = LowHandle { inner: Arc::new(inner) };
-        Ok(LowReceived { x, expert_counts, segments, source_token, by_source: None, packed: None, handle, event: Ready })
+        Ok(LowReceived {
+            x,
+            expert_counts,
+            segments,
+            source_token,
+            by_source: None,
+            packed: None,
+            handle,
+            event: Ready,
+        })
     }
 }
 

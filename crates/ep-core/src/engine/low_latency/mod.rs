@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, select};
 
-pub use endpoint::{
-    LowBySource, LowCombined, LowLatency, LowOrder, LowPacked, LowReceived, LowRouting, LowRoutingOf,
-};
+pub use endpoint::{LowBySource, LowCombined, LowLatency, LowOrder, LowPacked, LowReceived, LowRouting, LowRoutingOf};
 pub use flights::{Flight, Flights};
 pub use handle::{Combining, Dispatching, LowHandle};
 
@@ -26,8 +24,8 @@ use crate::plant::Plant;
 use crate::port::{Nanos, Scope};
 use crate::roles::Board;
 use crate::roles::low_latency::{
-    Call, Faults, Intake, Outbox, Packed, Packing, Results, Tokens, culprit, deliver, last_words, lookout, pack, receive_tokens,
-    reduce_results, return_results, send_tokens, skip,
+    Call, Faults, Intake, Outbox, Packed, Packing, Results, Tokens, culprit, deliver, last_words, lookout, pack,
+    receive_tokens, reduce_results, return_results, send_tokens, skip,
 };
 use crate::settings::Settings;
 use crate::topology::{Rank, RankSet};
