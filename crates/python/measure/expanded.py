@@ -4,18 +4,20 @@
     python -m measure.expanded --ranks 2 --device cpu --hidden 256 --tokens 1,16
 
 A row for each number of tokens and each alignment. *Uncounted*: ``do_cpu_sync=False``, new routing. *Rounded once*: a combine of a buffer without
-``allow_multiple_reduction``. Beside them compact rows, each once, as they are the least that moves. Times are microseconds as the caller's stream sees them, of the slowest rank. Every result is compared with
-what must come.
+``allow_multiple_reduction``. Beside them compact rows, each once, as they are the least that moves. Times are microseconds as the caller's stream
+sees them, of the slowest rank. Every result is compared with what must come.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import NamedTuple
 
 import deep_ep
 import torch
 import torch.distributed as dist
+from deep_ep import EPHandle
 from deep_ep.utils.math import per_token_cast_to_fp8
 
 from . import ranks
@@ -25,17 +27,80 @@ EXPERTS = 256
 TOPK = 8
 
 
-def compared(x: torch.Tensor, expand: bool, buffer: deep_ep.ElasticBuffer, **how: object) -> None:
-    """Rows, sent back as they came, sum up to the token's row times its experts, or times its ranks."""
-    topk_idx, world = how["topk_idx"], buffer.num_ranks
-    assert isinstance(topk_idx, torch.Tensor)
-    received, *_, handle, _ = buffer.dispatch(x, do_expand=expand, **how)  # type: ignore[arg-type]
-    sums, _, _ = buffer.combine(plain(received), handle)
-    owners = torch.nn.functional.one_hot(topk_idx // (EXPERTS // world), world)
-    times = (
-        torch.full((len(x), 1), float(TOPK), device=x.device) if expand else (owners.sum(1) > 0).sum(1, keepdim=True)
-    )
-    torch.testing.assert_close(sums.float(), x.float() * times, rtol=2e-2, atol=2e-2)
+class Batch(NamedTuple):
+    """What a rank sends."""
+
+    x: torch.Tensor
+    topk_idx: torch.Tensor
+    topk_weights: torch.Tensor
+
+    @staticmethod
+    def of(tokens: int, hidden: int, rank: int, where: torch.device) -> Batch:
+        generator = torch.Generator().manual_seed(1 + rank)
+        topk_idx = torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK).indices
+        weights = torch.rand(tokens, TOPK, generator=generator)
+        x = torch.randn(tokens, hidden, generator=generator).bfloat16()
+        return Batch(x.to(where), topk_idx.to(where), weights.to(where))
+
+
+class Calls:
+    """Those of a buffer, whose rows are all of one kind."""
+
+    def __init__(self, batch: Batch, expand: bool, alignment: int, once: bool) -> None:
+        tokens, hidden = batch.x.shape
+        self.batch, self.expand, self.alignment = batch, expand, alignment
+        group = dist.group.WORLD
+        assert group is not None
+        self.buffer = deep_ep.ElasticBuffer(
+            group,
+            num_max_tokens_per_rank=tokens,
+            hidden=hidden,
+            num_topk=TOPK,
+            allow_multiple_reduction=not once,
+            explicitly_destroy=True,
+        )
+
+    def dispatch(self, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> tuple[object, EPHandle]:
+        received, _, _, handle, _ = self.buffer.dispatch(
+            x,
+            self.batch.topk_idx,
+            self.batch.topk_weights,
+            num_experts=EXPERTS,
+            expert_alignment=self.alignment,
+            do_cpu_sync=False,
+            do_expand=self.expand,
+        )
+        return received, handle
+
+    def check(self, received: torch.Tensor, handle: EPHandle) -> None:
+        """Rows, sent back as they came, sum up to the token's row times its experts, or times its ranks."""
+        batch, world = self.batch, self.buffer.num_ranks
+        sums = self.buffer.combine(received, handle)[0]
+        owners = torch.nn.functional.one_hot(batch.topk_idx // (EXPERTS // world), world).sum(1)
+        times = owners.sum(1, keepdim=True) if self.expand else (owners > 0).sum(1, keepdim=True)
+        torch.testing.assert_close(sums.float(), batch.x.float() * times, rtol=2e-2, atol=2e-2)
+
+
+def times(clock: Clock, batch: Batch, expand: bool, alignment: int) -> list[float]:
+    """Dispatch of bf16 rows cached, uncounted, of FP8 rows uncounted; combine, and the same rounded once."""
+    calls = Calls(batch, expand, alignment, once=False)
+    received, handle = calls.dispatch(batch.x)
+    calls.check(plain(received), handle)
+    y, coded = torch.zeros_like(plain(received)), per_token_cast_to_fp8(batch.x)
+    took = [
+        clock(lambda: calls.buffer.dispatch(batch.x, handle=handle, do_expand=expand)),
+        clock(lambda: calls.dispatch(batch.x)),
+        clock(lambda: calls.dispatch(coded)),
+        clock(lambda: calls.buffer.combine(y, handle)),
+    ]
+    del received
+    calls.buffer.destroy()
+    once = Calls(batch, expand, alignment, once=True)
+    received, last = once.dispatch(batch.x)
+    once.check(plain(received), last)
+    took.append(clock(lambda: once.buffer.combine(y, last)))
+    once.buffer.destroy()
+    return took
 
 
 def work(rank: int, world: int, where: torch.device, hidden: int, sizes: list[int], samples: int) -> None:
@@ -43,41 +108,14 @@ def work(rank: int, world: int, where: torch.device, hidden: int, sizes: list[in
     say(rank, f"{world} ranks, hidden {hidden}, top-{TOPK} of {EXPERTS}; us\n")
     say(rank, "tokens  rows      alignment  bf16 cached  bf16 uncounted  FP8 uncounted  combine  rounded once")
     for tokens in sizes:
-        generator = torch.Generator().manual_seed(1 + rank)
-        topk_idx = torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK).indices.to(where)
-        weights = torch.rand(tokens, TOPK, generator=generator).to(where)
-        x = torch.randn(tokens, hidden, generator=generator).bfloat16().to(where)
-        coded = per_token_cast_to_fp8(x)
+        batch = Batch.of(tokens, hidden, rank, where)
         for expand, alignment in ((False, 1), (True, 1), (True, 128)):
-            sized = {"num_max_tokens_per_rank": tokens, "hidden": hidden, "num_topk": TOPK, "explicitly_destroy": True}
-            buffer = deep_ep.ElasticBuffer(dist.group.WORLD, **sized)  # type: ignore[arg-type]
-            how = {
-                "topk_idx": topk_idx,
-                "topk_weights": weights,
-                "num_experts": EXPERTS,
-                "expert_alignment": alignment,
-                "do_cpu_sync": False,
-            }
-            compared(x, expand, buffer, **how)
-            handle = buffer.dispatch(x, do_expand=expand, **how)[3]  # type: ignore[arg-type]
-            cached = clock(lambda: buffer.dispatch(x, handle=handle, do_expand=expand))
-            uncounted = clock(lambda: buffer.dispatch(x, do_expand=expand, **how))  # type: ignore[arg-type]
-            fp8 = clock(lambda: buffer.dispatch(coded, do_expand=expand, **how))  # type: ignore[arg-type]
-            y = torch.zeros_like(plain(buffer.dispatch(x, do_expand=expand, **how)[0]))  # type: ignore[arg-type]
-            back = clock(lambda: buffer.combine(y, handle))
-            del handle
-            buffer.destroy()
-            sized["allow_multiple_reduction"] = False
-            buffer = deep_ep.ElasticBuffer(dist.group.WORLD, **sized)  # type: ignore[arg-type]
-            handle = buffer.dispatch(x, do_expand=expand, **how)[3]  # type: ignore[arg-type]
-            once = clock(lambda: buffer.combine(y, handle)) if expand else back
+            cached, uncounted, fp8, back, once = times(clock, batch, expand, alignment)
             kind = "expanded" if expand else "compact"
             say(
                 rank,
                 f"{tokens:>6}  {kind:<8}  {alignment:>9}  {cached:>11.1f}  {uncounted:>14.1f}  {fp8:>13.1f}  {back:>7.1f}  {once:>12.1f}",
             )
-            del handle, y
-            buffer.destroy()
 
 
 def main() -> int:
@@ -93,7 +131,12 @@ def main() -> int:
         parser.error(missing)
     if arguments.ranks < 1 or EXPERTS % arguments.ranks:
         parser.error(f"--ranks is {arguments.ranks}, allowed: a divisor of {EXPERTS}")
-    sizes = [int(tokens) for tokens in arguments.tokens.split(",")]
+    try:
+        sizes = [int(tokens) for tokens in arguments.tokens.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        parser.error(f"--tokens is {arguments.tokens}, allowed: numbers of at least 1, by commas")
     return ranks.spawn(work, arguments.ranks, arguments.device, arguments.hidden, sizes, arguments.samples)
 
 
