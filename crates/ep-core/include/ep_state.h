@@ -55,6 +55,7 @@
 #define EP_LOW_FIELD_ROW_GENERATION 14u /* generation of a low-latency row */
 #define EP_LOW_FIELD_READY_EPOCH 15u /* batch that the readiness of results is of */
 #define EP_LOW_FIELD_SLOTS 16u /* rows by expert */
+#define EP_LOW_FIELD_ROWS_IN_ALL 17u /* rows of all sources */
 
 /* Meetings of a launch's blocks: indices of EpLocal.arrived. */
 #define EP_MEETING_MOVED 0u /* Rows have been moved. */

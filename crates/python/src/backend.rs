@@ -109,6 +109,8 @@ pub(crate) struct LowInto {
     pub(crate) packed: Option<PackedInto>,
     /// Rows there is room for.
     pub(crate) rows: u32,
+    /// Rows of `x` that may come, where that is less.
+    pub(crate) most: Option<u32>,
     /// To which the counts are added. Memory of Python's.
     pub(crate) stats: Option<usize>,
     /// Keeps the rest.

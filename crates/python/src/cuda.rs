@@ -13,6 +13,7 @@ use moexpress::cuda::{
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::{LowOrder, LowRoutingOf};
 use moexpress::layout::RowFormat;
+use moexpress::plan::Expansion;
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, LowTold, RawRows, RowsOut, Typed, poll};
@@ -57,7 +58,7 @@ fn device(endpoint: &CudaEndpoint) -> Device {
 
 /// Where the results of a low-latency dispatch go; FP8 rows as they travel to `travelling`, if there is one.
 fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token, by_source, packed, stats, owner, .. } =
+    let LowInto { x, scales, expert_counts, segments, source_token, by_source, packed, most, stats, owner, .. } =
         into.clone();
     let x = travelling.map_or(x, |memory| memory.address() as usize);
     let scales = scales.filter(|_| travelling.is_none());
@@ -80,7 +81,7 @@ fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
         weights: told.weights as u64,
     });
     let stats = stats.map_or(0, |at| at as u64);
-    LowPlaces { x, scales, expert_counts, segments, source_token, by_source, packed, stats, owner }
+    LowPlaces { x, scales, expert_counts, segments, source_token, by_source, packed, most_rows: most, stats, owner }
 }
 
 /// Memory for rows of odd sizes as they travel: kernels write to multiples of 16 bytes, and codes and scales apart where rows are a multiple of 16
@@ -341,8 +342,10 @@ impl Backend for CudaEndpoint {
             told.counts = self.values(&received.expert_counts)?;
             let first_of = received.by_source.as_ref().map(|told| self.values(&told.first_of)).transpose()?;
             told.rows = first_of.and_then(|first| first.last().map(|&rows| rows as u32));
-            let first = received.packed.as_ref().map(|told| self.values(&told.first)).transpose()?;
-            told.slots = first.and_then(|first| first.last().map(|&slots| slots as u32));
+            if let LowOrder::Packed { alignment, .. } = told.order {
+                let counts: Vec<u32> = told.counts.iter().map(|&count| count as u32).collect();
+                told.slots = Expansion::first_slots(&counts, alignment)?.last().copied();
+            }
         }
         Ok((received.handle, told))
     }

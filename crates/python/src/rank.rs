@@ -385,7 +385,7 @@ where
         // SAFETY: as the caller promises, for this and what follows.
         let (rows, routing) = unsafe { self.low_batch(batch, along) }?;
         let mut room = self.endpoint.low_room(&self.layout, batch.order)?;
-        room.into.stats = stats;
+        (room.into.stats, room.into.most) = (stats, batch.most_rows);
         // SAFETY: as above, and the room is kept with what it is in.
         let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into, batch.waits) };
         let (handle, told) = wait::<E, _>(call, go_on)?;

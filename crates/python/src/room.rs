@@ -81,7 +81,7 @@ impl LowRoom {
         };
         // As throughput mode brings them.
         let strides =
-            if scales == Scales::ByRow || at_once { [lying * columns, columns, 1] } else { [rows * columns, 1, rows] };
+            if scales == Scales::ByRow || at_once { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
         let mut cuts = [0, 0];
         let mut cut = |block: usize, elements: i64, bytes: usize| {
             let begin = cuts[block];
@@ -161,6 +161,7 @@ impl LowRoom {
                 by_source: told,
                 packed,
                 rows: lying as u32,
+                most: None,
                 stats: None,
                 owner: Arc::new(blocks.map(|(_, owner)| owner)),
             },

@@ -6,6 +6,7 @@ Those of GPUs are skipped, and counted so, on machines without two of them.
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import Any
 
 import oracle
@@ -14,7 +15,7 @@ import pytest
 import torch
 from deep_ep.utils.math import per_token_cast_to_fp8
 from gpus import LIMIT, device, needs_two
-from moexpress import ByExpert, Communicator, LowReceived, Meeting, Received, errors
+from moexpress import ByExpert, Communicator, LowReceived, Meeting, Received, adapter, errors
 from tests import npus
 from tests.npus import both, clean, needs_twin, put, started
 from tests.test_npu import EXPERTS, SIZES, _batch, _group, _same
@@ -244,6 +245,19 @@ def check_low(rank: int, world: int, element: str, alignment: int, kind: str) ->
             communicator.low_latency_dispatch(batch.x.to(where), idx, packed=4, by_source=True)
         with pytest.raises(errors.InvalidArgument, match="zero_spare is True, allowed: with packed only"):
             communicator.low_latency_dispatch(batch.x.to(where), idx, zero_spare=True)
+        for lies, what in ((adapter.BY_SOURCE, "rows of all sources"), ((alignment, False), "rows by expert")):
+            # More rows than results are to have are refused by the kernel: nobody reads beyond the caller's. Ranks that get fewer hear nothing.
+            calls, refused = communicator.in_low_latency, kind == "cuda" and rows > 1
+            with pytest.raises(errors.OperationFailed, match=what) if refused else nullcontext():
+                calls.dispatch(
+                    x.to(where),
+                    idx,
+                    scales=None if scales is None else scales.to(where),
+                    topk_weights=weights,
+                    lies=lies,
+                    host_counts=True,
+                    most_rows=1 if kind == "cuda" else None,
+                )
 
 
 @pytest.mark.parametrize("element", ["bf16", "fp8"])

@@ -44,7 +44,7 @@ def check_host_time(rank: int, world: int) -> dict[str, float]:
         buffer.low_latency_combine(y, *routing, low[2])
 
     calls: dict[str, Callable[[], object]] = {
-        "cached dispatch, native": lambda: native.redispatch((stream, False), (address, 8, None), handle),
+        "cached dispatch, native": lambda: native.redispatch((stream, False), (address, 8, None), handle, None),
         "cached dispatch, Communicator": lambda: communicator.redispatch(batch.x, handle).x,
         "cached dispatch, deep_ep": lambda: buffer.dispatch(batch.x, handle=kept),
         "cached dispatch of FP8 rows, deep_ep": lambda: buffer.dispatch(codes, handle=kept_fp8),

@@ -109,7 +109,7 @@ def check_once(rank: int, world: int, large: bool) -> None:
             if asynchronous:
                 event.current_stream_wait()
             wanted = oracle_elastic.summed(layer, expected.all, rank, listed, False)
-            assert float((sums.cpu() != wanted).float().mean()) < 0.01
+            assert not wanted.numel() or float((sums.cpu() != wanted).float().mean()) < 0.01
             torch.testing.assert_close(sums.cpu(), wanted, rtol=2**-7, atol=2**-12)
             if listed:
                 assert torch.equal(back, batch.topk_weights.masked_fill(batch.topk_idx < 0, 0))

@@ -208,6 +208,7 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     if (!ep_low_await_all(r, s, op, began)) return false;
     ep_low_receive_early(r, op);
     if (ep_low_packs(a) && !ep_low_find_slots_of_headers(r, a, s, op)) return false;
+    if (ep_low_by_source(a) && !ep_low_fits_by_source(r, a, s, op)) return false;
     if (blockIdx.x < movers && ep_low_tells_rows(a)) ep_low_fill_spare(r, a, s, movers);
     if (blockIdx.x < movers && ep_low_packs(a)) ep_low_fill_padding(r, a, s, movers);
     if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);

@@ -186,6 +186,7 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     if (!ep_low_await_all(r, a, s, op, began)) return false;
     if (tells) ep_low_tell_counts(r, a, s);
     if (ep_low_packs(a) && !ep_low_find_slots_of_counts(r, a, s, op)) return false;
+    if (ep_low_by_source(a) && !ep_low_fits_by_source(r, a, s, op)) return false;
     if (blockIdx.x < movers && ep_low_tells_rows(a)) ep_low_fill_spare(r, a, s, movers);
     if (blockIdx.x < movers && ep_low_packs(a)) ep_low_fill_padding(r, a, s, movers);
     if (tells && a.early != 0) ep_low_tell_expected(r, a, sharing);

@@ -79,6 +79,14 @@ EP_DEV ep_u32 ep_low_place_by_source(const EpLowReceiver& s, ep_u32 source, ep_u
     return position;
 }
 
+/* By source: whether no more rows come than may, where rows[ranks] is known; tells if not. By all threads. */
+EP_DEV bool ep_low_fits_by_source(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op) {
+    const ep_u32 rows = ep_low_place_by_source(s, r.w.ranks, 0);
+    if (rows <= a.room) return true;
+    if (threadIdx.x == 0) ep_low_mismatch(r, op, r.me, EP_LOW_FIELD_ROWS_IN_ALL, a.room, rows);
+    return false;
+}
+
 /* Which of the lanes with a choice of an own expert have a place for the row: by source the first alone. By a warp. */
 EP_DEV bool ep_low_has_place(const EpLowDispatchArgs& a, bool here) {
     const ep_u32 votes = __ballot_sync(EP_FULL, here);

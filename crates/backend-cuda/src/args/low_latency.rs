@@ -84,7 +84,7 @@ c_struct! {
         pub(crate) repeats: u32,
         /// The first slot of each expert is a multiple of it, where rows are packed; else 0.
         pub(crate) alignment: u32,
-        /// Slots that there is room for.
+        /// Rows of out that may come, by source, or packed: with padding.
         pub(crate) room: u32,
         /// Not 0: slots that are no choice's become zeros.
         pub(crate) zeros: u32,

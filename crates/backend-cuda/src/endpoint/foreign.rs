@@ -32,6 +32,8 @@ pub struct LowPlaces {
     pub by_source: Option<LowPlacesBySource>,
     /// Where it goes which packed rows stand where; then `x` and `scales` have a row for each slot.
     pub packed: Option<LowPlacesPacked>,
+    /// Rows of `x` that may come, by source and packed, where that is less than there is room for: more are refused.
+    pub most_rows: Option<u32>,
     /// i32 `[local experts]`, to which `expert_counts` are added; 0: none.
     pub stats: u64,
     /// What a graph must keep that the call is captured into: the memory of these places, where it is not kept otherwise.

@@ -104,6 +104,7 @@ impl Places {
             source_token: self.source_token.address(),
             by_source: None,
             packed: None,
+            most_rows: None,
             stats: 0,
             owner: None,
         }

@@ -268,6 +268,7 @@ pub(crate) fn not_its_own() -> Verdict {
             source_token: tokens.address(),
             by_source: None,
             packed: None,
+            most_rows: None,
             stats: 0,
             owner: None,
         };

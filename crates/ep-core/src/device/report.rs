@@ -64,6 +64,8 @@ c_enum! {
         ReadyEpoch = 15,
         /// rows by expert
         Slots = 16,
+        /// rows of all sources
+        RowsInAll = 17,
     }
 }
 

@@ -126,8 +126,9 @@ pub struct Combine<'a, E: Endpoint + ?Sized> {
     /// As [`Dispatch::outbox`]; that of the handle's dispatch says nothing of this call.
     pub outbox: OutboxUse,
     /// Of rows by expert: what travels for each received row is not the sum of its results, rounded to bf16, but what that rounding left,
-    /// rounded likewise. Two combines, one of each, bring a rank's sums home with 16 significant bits. All ranks say the same. Only with a handle
-    /// of a dispatch [by expert](Dispatch::by_expert); backends that do not have it refuse it, [`Error::Unsupported`].
+    /// rounded likewise. On one node two combines, one of each, bring a rank's sums home with 16 significant bits; over several, sums are rounded
+    /// at each node in any case. All ranks say the same. Only with a handle of a dispatch [by expert](Dispatch::by_expert); backends that do
+    /// not have it refuse it, [`Error::Unsupported`].
     pub remainder: bool,
 }
 

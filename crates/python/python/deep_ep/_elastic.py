@@ -159,23 +159,28 @@ class Elastic:
             if topk_weights is None and bias is None and self.small.by_choice >= by_choice:
                 return self.small.combine(x, handle, by_choice, defer)
             routing = self._by_throughput(handle)
-        arena, y, weights = routing.arena, x, topk_weights
+        arena, weights = routing.arena, topk_weights
         assert arena is not None
-        throughput = arena.communicator.throughput
         if handle.do_expand:
             weights = self._of_expanded(x, handle, topk_weights)
-            if not reduces_twice:
-                starts = _starts(bias, (routing.native.tokens, routing.sizes.hidden), routing.choices.device)
-                # Two biases leave no place for what is subtracted.
-                once = isinstance(handle.expansion, Placed) and x.device.type == "cuda" and len(starts) < 2
-                return (self._once if once else self._by_choice)(x, handle, routing, weights, starts, defer)
-            y = handle.expansion.reduced(x)
-        combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
+        if handle.do_expand and not reduces_twice:
+            # The same on all ranks, whatever each sums beside.
+            at_once = (
+                isinstance(handle.expansion, Placed)
+                and x.device.type == "cuda"
+                and self.communicators.meeting.nodes == 1
+            )
+            sums, back = (self._once if at_once else self._by_choice)(x, handle, routing, weights, bias, defer)
+        else:
+            y = handle.expansion.reduced(x) if handle.do_expand else x
+            throughput = arena.communicator.throughput
+            combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
+            sums, back = combined.x, combined.topk_weights
         arena.look_at_results()
         if small is not None and defer:
-            # Weights that a small dispatch brought are memory of its communicator's, which may hand it out again.
+            # What a small dispatch brought is memory of its communicator's, which may hand it out again.
             small.order.follow(arena.communicator.order)
-        return combined.x, combined.topk_weights, event(arena.communicator, defer)
+        return sums, back, event(arena.communicator, defer)
 
     @staticmethod
     def _check_small(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, bias: Any) -> None:
@@ -213,24 +218,29 @@ class Elastic:
         handle: EPHandle,
         routing: ElasticRouting,
         weights: torch.Tensor | None,
-        starts: Sequence[torch.Tensor],
+        bias: Any,
         defer: bool,
-    ) -> Combined:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sums of f32, rounded once, by three combines: each rank's sums travel as two bf16 numbers, with 16 significant bits; and what rounding the sum
-        of the first ones here leaves comes by bringing them once more, starting from what they came to."""
+        of the first ones here leaves comes by bringing them once more, starting from what they came to. On one node."""
         arena, native = routing.arena, _native(routing)
         assert arena is not None
         throughput = arena.communicator.throughput
-        bias = tuple(starts)
-        first = throughput.combine(x, native, topk_weights=weights, bias=bias, defer=defer)
+        starts = _starts(bias, (native.tokens, routing.sizes.hidden), routing.choices.device)
+        first = throughput.combine(x, native, topk_weights=weights, bias=None, defer=defer)
         with self._behind(arena, defer):
             back = -first.x
-        left = throughput.combine(x, native, topk_weights=None, bias=(back, *bias), defer=defer)
+        left = throughput.combine(x, native, topk_weights=None, bias=back, defer=defer)
         rest = throughput.combine(x, native, topk_weights=None, bias=None, remainder=True, defer=defer)
         with self._behind(arena, defer):
-            sums = first.x.add_(left.x.add_(rest.x))
-        arena.look_at_results()
-        return sums, first.topk_weights, event(arena.communicator, defer)
+            small = left.x + rest.x
+            if not starts:
+                return first.x + small, first.topk_weights
+            sums = first.x.float().add_(small)
+            for start in starts:
+                arena.communicator.order.beyond(start)
+                sums += start
+            return sums.to(torch.bfloat16), first.topk_weights
 
     def _by_choice(
         self,
@@ -238,14 +248,15 @@ class Elastic:
         handle: EPHandle,
         routing: ElasticRouting,
         weights: torch.Tensor | None,
-        starts: Sequence[torch.Tensor],
+        bias: Any,
         defer: bool,
-    ) -> Combined:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Each choice's results come back by themselves; their token's rank sums them in f32 and rounds once."""
         arena, topk = routing.arena, routing.sizes.topk
         assert arena is not None
         throughput, sums, back = arena.communicator.throughput, None, None
         tokens = (routing.native.tokens, routing.sizes.hidden)
+        starts = _starts(bias, tokens, routing.choices.device)
         for choice in range(topk):
             y = handle.expansion.of_choice(x, choice)
             # Weights travel once.
@@ -262,9 +273,7 @@ class Elastic:
                 sums += combined.x
         assert sums is not None
         with self._behind(arena, defer):
-            rounded = sums.to(torch.bfloat16)
-        arena.look_at_results()
-        return rounded, back, event(arena.communicator, defer)
+            return sums.to(torch.bfloat16), back
 
     def _choices(self, rows: Rows, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None) -> int:
         """Refuses choices and weights that are not those of the rows; choices of a token."""

@@ -1,5 +1,5 @@
 """Small batches of V2, by low latency: one launch a call, where throughput mode takes up to six. Rows lie as throughput mode would have brought
-them, expanded or not, and sums are the same bit for bit."""
+them, expanded or not, and sums are the same bit for bit, but for those of GPUs that are rounded once."""
 
 from __future__ import annotations
 
@@ -93,21 +93,21 @@ class Small:
         self._too_large: set[Sizes] = set()
         # Those of which both communicators were made.
         self._made: set[Sizes] = set()
-        self._bounds: set[int] = set()
+        self._bounds: set[tuple[int, int]] = set()
         # Weights of results that come back choice by choice, each as it is: f32 ``[most_tokens, topk]``, by topk and device.
         self._ones: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._generation = 0
 
     def takes(self, sizes: Sizes, counting: Counting, layout: Layout, device: torch.device) -> bool:
         """Whether batches of these sizes go this way: the same on all ranks, of what all of them name alike."""
-        most_tokens = counting.most_tokens
+        most_tokens, alignment = counting.most_tokens, counting.alignment if layout.expand else 0
         return (
             most_tokens <= self.most_tokens
-            and (not layout.expand or self._slots(sizes, most_tokens, counting.alignment) <= MOST_SLOTS)
             and sizes.element in ("bf16", "fp8", "fp8-ue8m0")
             and self.communicators.meeting.nodes == 1
             and _arena.kind(device) != "npu"
-            and self._is_agreed(most_tokens, device)
+            and self._is_agreed(most_tokens, alignment, device)
+            and (not alignment or self._slots(sizes, self.most_tokens, alignment) <= MOST_SLOTS)
             and self._is_made(sizes, device)
         )
 
@@ -209,15 +209,17 @@ class Small:
         world = self.communicators.meeting.world
         return expanded([], world * most_tokens, sizes, sizes.experts // world, alignment)
 
-    def _is_agreed(self, most_tokens: int, device: torch.device) -> bool:
-        """Refuses a bound that is not the same on all ranks: it says how batches go, and how many rows there is room for."""
+    def _is_agreed(self, most_tokens: int, alignment: int, device: torch.device) -> bool:
+        """Refuses bounds, and alignments of expanded rows, that are not the same on all ranks: they say how batches go, and how many rows there is room
+        for. ``alignment``: 0 for rows that are not expanded."""
         if self._generation != self.communicators.generation:
             # What failed may have been agreed on some ranks alone.
             self._bounds, self._made, self._generation = set(), set(), self.communicators.generation
-        if most_tokens not in self._bounds:
+        if (most_tokens, alignment) not in self._bounds:
             self.communicators.check(device)
-            self.communicators.meeting.agree({"num_max_tokens_per_rank": most_tokens})
-            self._bounds.add(most_tokens)
+            named = {"num_max_tokens_per_rank": most_tokens, "expert_alignment of expanded rows": alignment}
+            self.communicators.meeting.agree(named)
+            self._bounds.add((most_tokens, alignment))
         return True
 
     def _is_made(self, sizes: Sizes, device: torch.device) -> bool:
@@ -232,6 +234,11 @@ class Small:
         if sizes in self._too_large or communicators.has_lost:
             return False
         communicators.refuse_first(device)
+        if self.by_choice and (sizes.topk, device) not in self._ones:
+            self._ones[sizes.topk, device] = torch.ones((self.most_tokens, sizes.topk), device=device)
+            if device.type == "cuda":
+                # Any stream may read them later.
+                torch.cuda.current_stream(device).synchronize()
         # What differs between ranks is an error of this call, and is not remembered.
         communicators.meeting.agree({"device": device.type, **sizes._asdict()})
         try:
@@ -241,11 +248,6 @@ class Small:
             LOG.info("small batches go by throughput mode: %s", error)
             self._too_large.add(sizes)
             return False
-        if self.by_choice and (sizes.topk, device) not in self._ones:
-            self._ones[sizes.topk, device] = torch.ones((self.most_tokens, sizes.topk), device=device)
-            if device.type == "cuda":
-                # Any stream may read them later.
-                torch.cuda.current_stream(device).synchronize()
         # What low latency does not bring back goes by throughput mode, perhaps in a capture, or when a rank is gone: neither can make one then.
         communicators.normal(device, in_throughput, lambda: [0] * communicators.meeting.world, self._room())
         self._made.add(sizes)

@@ -77,7 +77,7 @@ class ByExpert:
     begin. None in low latency, whose :attr:`LowReceived.segments` say the same."""
     device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
     """With ``device_counts``, also along its handle: int32 ``first`` and ``counts``, where the host does not know them. ``x`` has room for more
-    slots than the last of ``first``: zeros."""
+    slots than the last of ``first``: padding."""
 
 
 class Received(_Rows):

@@ -63,6 +63,8 @@ struct Landing {
     order: LowOrder,
     /// Where its choices go once more; 0: nowhere.
     choices_too: u64,
+    /// Rows of x that may come.
+    most_rows: u32,
     /// Where the user adds counts up; 0: nowhere.
     stats: u64,
     /// Of the user's places.
@@ -119,7 +121,7 @@ impl CudaEndpoint {
     fn low_landing_at(&self, places: &LowPlaces, order: LowOrder) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
         let (rows, topk) = (order.rows(self.layout())?, self.shape().topk() as usize);
-        let received = if order.tells_rows() { LowOrder::BySource.rows(self.layout())? } else { rows };
+        let received = order.told_rows(self.layout())?;
         let packs = matches!(order, LowOrder::Packed { .. });
         if order.tells_rows() != places.by_source.is_some() || packs != places.packed.is_some() {
             return Err(Error::invalid(
@@ -159,6 +161,7 @@ impl CudaEndpoint {
                 }),
                 order,
                 choices_too: places.by_source.map_or(0, |told| told.topk_idx_too),
+                most_rows: places.most_rows.map_or(rows, |most| most.min(rows)),
                 stats: places.stats,
                 owner: places.owner.clone(),
             })
@@ -174,7 +177,7 @@ impl CudaEndpoint {
     fn low_landing(&self, order: LowOrder) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
         let (stream, rows, topk) = (self.stream(), order.rows(self.layout())?, self.shape().topk() as usize);
-        let received = if order.tells_rows() { LowOrder::BySource.rows(self.layout())? } else { rows } as usize;
+        let received = order.told_rows(self.layout())? as usize;
         let by_source = match order {
             LowOrder::ByExpert => None,
             LowOrder::BySource | LowOrder::Packed { .. } => Some(LowBySource {
@@ -203,6 +206,7 @@ impl CudaEndpoint {
             packed,
             order,
             choices_too: 0,
+            most_rows: rows,
             stats: 0,
             owner: None,
         })
@@ -253,7 +257,6 @@ impl CudaEndpoint {
                 slots: told.slots.address(),
                 slot_weights: told.weights.address(),
                 alignment,
-                room: landing.x.rows(),
                 zeros: zero_spare.into(),
                 ..args
             },
@@ -273,6 +276,7 @@ impl CudaEndpoint {
             source_token: landing.source_token.address(),
             records: landing.records.address(),
             stats: landing.stats,
+            room: landing.most_rows,
             ..args
         }
     }

@@ -44,6 +44,14 @@ impl LowOrder {
         })
     }
 
+    /// Received rows there is room for, where these are told; else as [`LowOrder::rows`].
+    ///
+    /// # Errors
+    /// As [`LowOrder::rows`].
+    pub fn told_rows(self, layout: &Layout) -> Result<u32, Error> {
+        if self.tells_rows() { Self::BySource.rows(layout) } else { self.rows(layout) }
+    }
+
     /// Whether it is told of each received row what it is ([`LowBySource`]).
     pub const fn tells_rows(self) -> bool {
         matches!(self, Self::BySource | Self::Packed { .. })
