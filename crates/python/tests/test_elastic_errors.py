@@ -180,6 +180,10 @@ def check_one_mistake(rank: int, world: int) -> None:
         buffer.dispatch(**{**arguments, "x": wide})
     with pytest.raises(ValueError, match=r"num_max_tokens_per_rank is 1[67] on rank 1, allowed: 1[67], as on rank 0"):
         buffer.dispatch(**arguments, num_max_tokens_per_rank=16 + rank, do_cpu_sync=False)
+    with pytest.raises(
+        ValueError, match=r"expert_alignment of expanded rows is \d on rank 1, allowed: \d, as on rank 0"
+    ):
+        buffer.dispatch(**arguments, num_max_tokens_per_rank=16, expert_alignment=8 + rank, do_expand=True)
     received, _, _, handle, _ = buffer.dispatch(**arguments)
     assert buffer.stats()["rows_by_low_latency"] >= len(received) > 0
     # What one rank is refused, nobody waits for.

@@ -59,7 +59,7 @@ fn tell(case: Case, seed: u64, plant: u32) -> Result<(), String> {
     };
     let batches = [drawn(seed), drawn(seed + 100)];
     let world = World::new(shape, topology, RankSet::new()).expect("a world");
-    let how = How { alignment, return_weights: true, ..How::default() };
+    let how = How { alignment, zero_spare: true, return_weights: true, ..How::default() };
     let machine = Machine::new(library(), seed, RANKS, RANKS).expect("a machine");
     let session = Host::install(machine, "Ascend910B3").expect("the thread's only twin");
     let builder = Cluster::builder(topology, library().path()).settings(settings).roles(FEW).plant(plant);

@@ -50,7 +50,7 @@ EP_RARE void ep_low_zero_padding(const EpRank& r, const EpLowDispatchArgs& a, co
     const ep_u32 bytes = (ep_u32)(a.scales != 0 ? r.w.scales_offset : r.w.payload_stride), words = ((ep_u32)r.w.scales_bytes + 3) / 4;
     /* Turns until this warp has one. */
     ep_u32 turn = number;
-    EP_SHORT for (ep_u32 e = 0; e < local; ++e) {
+    EP_SHORT for (ep_u32 e = 0; e < local && !ep_planted(r, EP_PLANT_PADDING_LEFT); ++e) {
         const ep_u32 begin = slot[e] + total[e], end = e + 1 < local ? slot[e + 1] : a.room, padding = end - begin;
         ep_u32 at = turn;
         EP_SHORT for (; at < padding; at += warps) {

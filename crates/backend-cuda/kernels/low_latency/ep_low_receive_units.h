@@ -52,6 +52,7 @@ EP_DEV EpLowItem ep_low_look_for(const EpRank& r, const EpLowReceiver& s, ep_u64
 /* The place of a choice of a row from source: of its row of `expert`, an own one, number `index` of that source's. */
 EP_DEV ep_u32 ep_low_place(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 source, ep_u32 expert, ep_u32 index) {
     ep_u32 place = (ep_low_packs(a) ? s.slot[expert] : expert * r.w.ranks * r.w.max_tokens) + index;
+    if (ep_planted(r, EP_PLANT_SLOT_OFF_BY_ONE) && ep_low_packs(a) && place > 0) --place;
     EP_SHORT for (ep_u32 before = 0; before < source; ++before) place += s.count[before * r.w.local_experts + expert];
     return place;
 }

@@ -37,7 +37,10 @@ const BETWEEN: &str = "nodes_two_of_two";
 /// Rows by expert, brought by every way.
 const BY_EXPERT: &str = "by_expert_every_placement";
 
-/// The same in room for more than come.
+/// The same in low latency.
+const PACKED: &str = "low_packed_full_batches_and_empty_ones";
+
+/// The same as by every way, in room for more than come.
 const UNCOUNTED: &str = "by_expert_every_placement_and_counts_that_stay";
 
 /// Many choices of a token at a rank, whose sum shows in which order they are added.
@@ -46,7 +49,7 @@ const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 /// Pieces and windows that differ between ranks.
 const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
-pub(crate) const FAULTS: [Fault; 37] = [
+pub(crate) const FAULTS: [Fault; 39] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -67,6 +70,8 @@ pub(crate) const FAULTS: [Fault; 37] = [
     fault(Plant::OfferedEarly, "engine_ranks_that_are_no_power_of_two", &["combined_x"]),
     fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
     fault(Plant::SlotOffByOne, BY_EXPERT, &["byte of the rows by expert"]),
+    fault(Plant::SlotOffByOne, PACKED, &["byte of the rows by expert", "slots"]),
+    fault(Plant::PaddingLeft, PACKED, &["byte of the rows by expert"]),
     fault(Plant::ShareEarly, BY_EXPERT, &["choices of an expert", "slots", "offsets"]),
     fault(Plant::PaddingLeft, BY_EXPERT, &["byte of the rows by expert"]),
     fault(Plant::RoomLeft, UNCOUNTED, &["byte of the rows by expert"]),

@@ -14,6 +14,7 @@ use super::nodes::over;
 use super::overflow::{overflow_then_rings, roomy};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
+use crate::low_latency::packed;
 use crate::low_latency::scenario::{self as low_latency, Sent, Turn};
 use crate::scenario::Scenario;
 
@@ -44,6 +45,11 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             name: "planted_errors_on_rows_by_expert_are_caught",
             needs: &[Requirement::Plants, Requirement::ByExpert],
             body: by_expert_faults::<B>,
+        },
+        Case {
+            name: "planted_slot_of_a_packed_row_is_caught",
+            needs: &[Requirement::Plants, Requirement::LowLatency, Requirement::LowOrders],
+            body: packed_slot::<B>,
         },
         case("planted_partial_not_rounded_is_caught", not_rounded::<B>),
         case("planted_row_sent_twice_to_a_node_is_caught", sent_twice::<B>),
@@ -146,6 +152,13 @@ fn by_expert_faults<B: Backend>(backend: &B) -> Verdict {
     caught(Plant::RoomLeft, Some(u32::MAX), &["byte of the rows by expert"])?;
     caught(Plant::SlotOffByOne, None, &["byte of the rows by expert"])?;
     caught(Plant::ChoicesDescending, None, &["combined_x"])
+}
+
+fn packed_slot<B: Backend>(backend: &B) -> Verdict {
+    hunt(Plant::SlotOffByOne, &["byte of the rows by expert"], |seed| {
+        let scenario = low_latency::Scenario { seed, ..low::scenario(2, 9) };
+        (scenario.setup(), move |setup: &Setup| packed::check(&scenario, backend, setup, 8).map(drop))
+    })
 }
 
 /// Who waits in throughput mode blames a rank that waits in low latency.

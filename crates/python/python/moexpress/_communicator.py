@@ -12,7 +12,7 @@ from . import _exit, _far, _limits, _native, _npu, errors
 from ._early import Early, Ready
 from ._far import Far
 from ._libraries import load_kernels
-from ._low_latency import BY_SOURCE, LowCombine, LowDispatch, LowLatency
+from ._low_latency import LowCombine, LowDispatch, LowLatency, how_rows_lie
 from ._meeting import Meeting, default_timeout
 from ._npu import Npu, Packed
 from ._order import CudaOrder, HostOrder, NpuOrder, Order
@@ -386,7 +386,7 @@ class Communicator:
             zero_spare: with ``packed`` padding is zeros instead of undefined. There may be more of it than rows.
             host_counts: the call waits for the kernel, and the handle knows how many rows came. Not in a capture.
         """
-        lies = _lies(by_source, packed, zero_spare)
+        lies = how_rows_lie(by_source, packed, zero_spare)
         return self.in_low_latency.dispatch(
             x, topk_idx, topk_weights, scales=scales, lies=lies, host_counts=host_counts
         )
@@ -536,19 +536,6 @@ def _of_a_node(ranks_per_node: int | None, meeting: Meeting) -> int:
         allowed = f"a divisor of {meeting.ranks_per_node}, the ranks of a node of the meeting"
         raise _limits.invalid("ranks_per_node", size, allowed)
     return size
-
-
-def _lies(by_source: bool, packed: int | None, zero_spare: bool) -> tuple[int, bool] | None:
-    """How rows of low latency are to lie."""
-    _limits.flag("by_source", by_source)
-    _limits.flag("zero_spare", zero_spare)
-    if packed is None:
-        if zero_spare:
-            raise errors.InvalidArgument("zero_spare is True, allowed: with packed only")
-        return BY_SOURCE if by_source else None
-    if by_source:
-        raise errors.InvalidArgument("by_source is True, allowed: without packed only")
-    return _limits.number("packed", packed, 1), zero_spare
 
 
 def _rank(rank: int, ranks: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _check, _limits, _native
+from . import _check, _limits, _native, errors
 from ._check import Held
 from ._early import Early, Ready, count, raw, some
 from ._order import Order
@@ -14,6 +14,19 @@ from ._shape import Shape
 
 BY_SOURCE = (0, False)
 """How rows lie: each once. By expert: None. Packed: alignment, and whether padding is zeros."""
+
+
+def how_rows_lie(by_source: bool, packed: int | None, zero_spare: bool) -> tuple[int, bool] | None:
+    """What a caller says of it, checked."""
+    _limits.flag("by_source", by_source)
+    _limits.flag("zero_spare", zero_spare)
+    if packed is None:
+        if zero_spare:
+            raise errors.InvalidArgument("zero_spare is True, allowed: with packed only")
+        return BY_SOURCE if by_source else None
+    if by_source:
+        raise errors.InvalidArgument("by_source is True, allowed: without packed only")
+    return _limits.number("packed", packed, 1), zero_spare
 
 
 class LowLatency:
