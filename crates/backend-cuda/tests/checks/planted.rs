@@ -70,7 +70,7 @@ pub(crate) const FAULTS: [Fault; 39] = [
     fault(Plant::OfferedEarly, "engine_ranks_that_are_no_power_of_two", &["combined_x"]),
     fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
     fault(Plant::SlotOffByOne, BY_EXPERT, &["byte of the rows by expert"]),
-    fault(Plant::SlotOffByOne, PACKED, &["byte of the rows by expert", "slots"]),
+    fault(Plant::SlotOffByOne, PACKED, &["byte of the rows by expert", "slots", "weight of slot"]),
     fault(Plant::PaddingLeft, PACKED, &["byte of the rows by expert"]),
     fault(Plant::ShareEarly, BY_EXPERT, &["choices of an expert", "slots", "offsets"]),
     fault(Plant::PaddingLeft, BY_EXPERT, &["byte of the rows by expert"]),
