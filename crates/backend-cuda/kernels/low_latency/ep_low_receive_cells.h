@@ -78,6 +78,9 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
     return true;
 }
 
+/* The first slot of an expert, where rows are packed. A call, as in ep_low_begin_packed: registers are all needed. */
+EP_RARE ep_u32 ep_low_first_slot(const EpRank& r, ep_u32 expert) { return ep_low_receiver(r, 0).slot[expert]; }
+
 /* The warps find the experts of their rows, mark them, and after a barrier take the rows' places there: the place of the lane's choice,
    -1 for a choice of another rank. By all threads of the block; `there`: the warp has a row that is as it must be. */
 EP_DEV ep_i32 ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 row, const EpLowRead& read,
@@ -97,7 +100,7 @@ EP_DEV ep_i32 ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, con
             ep_low_mismatch(r, op, read.source, EP_LOW_FIELD_EXPERT_ROWS, wide, place + 1);
             here = false;
         }
-        place += ep_low_packs(a) ? s.slot[expert] : expert * wide;
+        place += ep_low_packs(a) ? ep_low_first_slot(r, expert) : expert * wide;
     }
     const ep_u32 votes = __ballot_sync(EP_FULL, here);
     if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
@@ -176,8 +179,10 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
     }
 }
 
-/* Finds the first slot of each expert, from all headers. By all threads of a block. */
-EP_DEV bool ep_low_find_slots_of_headers(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op) {
+/* Where rows are packed: finds the first slot of each expert, from all headers, and fills the padding; false where there is no room for so many rows.
+   By all threads of a block. */
+EP_RARE bool ep_low_begin_packed(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op) {
+    const EpLowReceiver s = ep_low_receiver(r, 0);
     EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) s.total[e] = 0;
     __syncthreads();
     EP_SHORT for (ep_u32 row = threadIdx.x; row < s.first[r.w.ranks]; row += EP_LOW_THREADS) {
@@ -185,7 +190,9 @@ EP_DEV bool ep_low_find_slots_of_headers(const EpRank& r, const EpLowDispatchArg
         ep_low_each_expert(r, ep_low_header(r, s, op, row, &source), [&](ep_u32 e) { atomicAdd(s.total + e, 1u); });
     }
     __syncthreads();
-    return ep_low_find_slots(r, a, s, op);
+    if (!ep_low_find_slots(r, a, s, op)) return false;
+    if (blockIdx.x < a.roles.moves) ep_low_fill_padding(r, a, s, a.roles.moves);
+    return true;
 }
 
 /* Counts all rows. */
@@ -207,10 +214,9 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     const ep_u32 movers = a.roles.moves;
     if (!ep_low_await_all(r, s, op, began)) return false;
     ep_low_receive_early(r, op);
-    if (ep_low_packs(a) && !ep_low_find_slots_of_headers(r, a, s, op)) return false;
+    if (ep_low_packs(a) && !ep_low_begin_packed(r, a, op)) return false;
     if (ep_low_by_source(a) && !ep_low_fits_by_source(r, a, s, op)) return false;
     if (blockIdx.x < movers && ep_low_tells_rows(a)) ep_low_fill_spare(r, a, s, movers);
-    if (blockIdx.x < movers && ep_low_packs(a)) ep_low_fill_padding(r, a, s, movers);
     if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
     const bool counts = blockIdx.x == a.roles.counts;
     if (counts) ep_low_count_all(r, a, s, op);
