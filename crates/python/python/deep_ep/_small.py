@@ -217,8 +217,9 @@ class Small:
             self._bounds, self._made, self._generation = set(), set(), self.communicators.generation
         if (most_tokens, alignment) not in self._bounds:
             self.communicators.check(device)
-            named = {"num_max_tokens_per_rank": most_tokens, "expert_alignment of expanded rows": alignment}
-            self.communicators.meeting.agree(named)
+            self.communicators.meeting.agree(
+                {"num_max_tokens_per_rank": most_tokens, "expert_alignment of expanded rows": alignment}
+            )
             self._bounds.add((most_tokens, alignment))
         return True
 
