@@ -54,7 +54,7 @@ const MOVERS_THAT_FILL: u32 = 9;
 const HEADER_WARPS: u32 = 4;
 /// Threads of a block of kernels that move memory of this GPU alone.
 const LOCAL_THREADS: u32 = 256;
-/// Their blocks on each multiprocessor: as many as it runs at a time.
+/// Their blocks on each multiprocessor, at most: as many as it has threads for.
 const LOCAL_BLOCKS: u32 = 8;
 
 /// How the blocks of a dispatch are made.

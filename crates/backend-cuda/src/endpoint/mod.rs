@@ -10,7 +10,7 @@
 //! |---|---|
 //! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed; blank where spare rows are to be zeros |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring; blank as before |
-//! | dispatch by expert; cached | as a dispatch, then slots and spread; then spread |
+//! | dispatch by expert | as a dispatch, then slots and spread; cached as a cached dispatch, then spread |
 //! | combine | fold where rows are by expert; offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 

@@ -2,9 +2,10 @@
 
 A dispatch brings a row once to each rank. Expanded, it stands once for each expert that it is for: expert-major, the
 first row of each expert at a multiple of the alignment, those of an expert ordered as they came: by source rank, token,
-choice. What is no row is undefined, as DeepEP has it, or zeros where the call asks for that. Dispatch and combine do so themselves where a call asks for it (:class:`Placed`). Of a handle whose
-rows came once, torch expands them (:class:`Expansion`). Everything in both has shapes that the host knows, so that nothing waits for a
-GPU and all of it can be captured.
+choice. What is no row is undefined, as DeepEP has it, or zeros where the call asks for that. Dispatch and combine do so
+themselves where a call asks for it (:class:`Placed`). Of a handle whose rows came once, torch expands them
+(:class:`Expansion`), with zeros in between. Everything in both has shapes that the host knows, so that nothing waits for
+a GPU and all of it can be captured.
 """
 
 from __future__ import annotations
