@@ -125,7 +125,7 @@ struct EpLow {
     ep_u32 broken; /* Not 0: an earlier launch has failed, and the host has not heard of it yet. */
     ep_u32 arrived; /* Blocks that have come to the end of the launch, and EP_LOW_TROUBLE. */
     ep_u32 serial; /* Values of Waiting that were published. */
-    ep_u32 voice; /* 1 + the rank that this one has said it waits for; 0 for none. */
+    ep_u32 voice; /* 1 + the rank that this one has said it waits for; 0 for none. Itself, where its host stands still and posts nothing between nodes. */
     ep_u32 said; /* Not 0: something was said and not taken back. */
     ep_u32 late[2]; /* For each bank: whether there are ranks that were not sent all, because their banks were not free in time. */
     ep_u32 generation; /* Generation of the communicator: graphs of an earlier one must not run. */

@@ -141,6 +141,9 @@ pub enum LaneCause {
     /// The thread that posts for the rank's device has ended.
     #[error("the proxy that posts for the device has ended")]
     NoPoster,
+    /// The thread that posts for the rank's device stands still.
+    #[error("the proxy that posts for the device takes nothing: it, or its process, stands still")]
+    PosterStalled,
     /// The system refused to take a request.
     #[error("the system takes no request (error {0})")]
     Refused(i32),

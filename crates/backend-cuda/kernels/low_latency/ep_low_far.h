@@ -186,8 +186,9 @@ EP_DEV void ep_low_receive_early(const EpRank& r, ep_u64 op) {
 
 /* ---- who waits ---- */
 
-/* What is wrong with the lanes to a rank, as far as it is known: EP_FAR_... */
+/* What is wrong with the lanes to a rank, as far as it is known: EP_FAR_... Its own host stands still where this rank names itself. */
 EP_RARE ep_u32 ep_low_far_trouble(const EpRank& r, ep_u32 peer) {
+    if (ep_ld_relaxed(&ep_low_state(r)->voice) == r.me + 1) return EP_FAR_STALLED;
     if (!ep_is_beyond(r, peer)) return EP_FAR_OK;
     const ep_u32 posted = *(const volatile ep_u32*)&ep_low_far_of(r, peer)->status;
     if (posted != EP_FAR_OK) return posted;

@@ -8,7 +8,7 @@
 /* True in every thread of the block that comes last. What all blocks did before is visible to that block. Every thread of
    every block must call it. */
 EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
-    EP_SHARED(ep_u32, last);
+    bool last = false;
     ep_block_meet();
     if (ep_thread() == 0) {
         ep_fence_device();
@@ -19,8 +19,7 @@ EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
             ep_fence_device();
         }
     }
-    ep_block_meet();
-    return last != 0;
+    return ep_block_any(last);
 }
 
 #endif

@@ -17,6 +17,8 @@ mod early;
 mod planted;
 #[path = "../common/posted.rs"]
 mod posted;
+#[path = "../common/stalled.rs"]
+mod stalled;
 #[path = "../common/striped.rs"]
 mod striped;
 #[path = "../common/tags.rs"]
@@ -249,7 +251,7 @@ fn main() -> ExitCode {
     });
     let patient = OnTwin(Cuda { deadline: Some(DEADLINE), ..Cuda::new() });
     let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent), timed::trial(absent)]);
-    let suite = suite.with(early::trials(absent)).share(|name| all() || takes(name));
+    let suite = suite.with(early::trials(absent)).with(stalled::trials(absent)).share(|name| all() || takes(name));
     let apart = APART.split_at(share(APART.len(), 4)).0;
     suite.run_with_processes_for(Apart::default(), |name| all() || apart.contains(&name))
 }

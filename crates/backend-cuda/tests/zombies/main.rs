@@ -42,7 +42,7 @@ struct Case {
     kills: bool,
 }
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     Case {
         name: "a_gpu_rank_that_goes_on_after_it_was_given_up_harms_nobody_in_low_latency",
         plan: rank::LOW_LATENCY,
@@ -55,6 +55,11 @@ const CASES: [Case; 4] = [
     },
     Case { name: "a_killed_gpu_rank_takes_its_node_along_and_the_others_go_on", plan: rank::NODES, kills: true },
     Case { name: "a_gpu_rank_that_goes_on_after_its_node_was_given_up_harms_nobody", plan: rank::NODES, kills: false },
+    Case {
+        name: "a_gpu_rank_that_goes_on_after_its_node_was_given_up_harms_nobody_in_low_latency",
+        plan: rank::LOW_NODES,
+        kills: false,
+    },
 ];
 
 /// A number of the environment.
@@ -76,6 +81,12 @@ impl Drop for Started {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+impl Case {
+    fn has_nodes(self) -> bool {
+        [rank::NODES, rank::LOW_NODES].contains(&self.plan)
     }
 }
 
@@ -131,11 +142,11 @@ fn haunt(case: Case, world: u32, seed: u64, twin: Option<&Path>) -> Result<(), S
     let address: SocketAddr = listener.local_addr().map_err(|error| error.to_string())?;
     let _place = MeetingPlace::hold(listener, world, None).map_err(|error| error.to_string())?;
     // Every other time as users' calls do it. Between nodes the loop's copies would wait for what waits for them.
-    let waits = case.plan == rank::NODES || seed.is_multiple_of(2);
+    let waits = case.has_nodes() || seed.is_multiple_of(2);
     let start = |rank| Started::new(Place { rank, world, address }, case.plan, waits, twin);
     let ranks: Vec<_> = (0..world).map(start).collect::<Result<_, _>>()?;
     // Whoever shares a node with the victim is given up with it.
-    let node = |rank: usize| if case.plan == rank::NODES { rank / (world as usize / 2) } else { rank };
+    let node = |rank: usize| if case.has_nodes() { rank / (world as usize / 2) } else { rank };
     let all = || ranks.iter().enumerate();
     let others = || all().filter(|&(rank, _)| rank != victim);
     let survivors = || all().filter(|&(rank, _)| node(rank) != node(victim));
@@ -187,7 +198,7 @@ fn main() -> ExitCode {
     let on_twin = twin.as_ref().map(|twin| twin.folder().to_owned());
     let world = if gpus.is_ok_and(|gpus| gpus >= 4) { 4 } else { 3 };
     let trial = |case: Case| {
-        let nodes = case.plan == rank::NODES;
+        let nodes = case.has_nodes();
         let all = std::env::var_os("EP_TWIN_ALL").is_some();
         let takes = on_twin.is_some() && (if nodes { case.kills || all } else { all && case.plan == rank::THROUGHPUT });
         let (world, on_twin) = (if nodes { 4 } else { world }, on_twin.clone());

@@ -24,6 +24,8 @@ pub(super) const LOW_LATENCY: &str = "low latency";
 pub(super) const THROUGHPUT: &str = "throughput";
 /// Throughput mode over two nodes.
 pub(super) const NODES: &str = "nodes";
+/// Low latency over two nodes.
+pub(super) const LOW_NODES: &str = "low latency of nodes";
 /// The variable that says whether calls wait for their kernels: 0 or 1.
 pub(super) const WAITS: &str = "EP_CUDA_TEST_WAITS";
 /// Stands before what a rank says.
@@ -79,12 +81,12 @@ impl Layer {
         Ok(Self { world: World::new(shape, topology, mask)?, batches })
     }
 
-    fn join(&self, member: &Arc<Member>) -> Result<CudaEndpoint, Error> {
+    fn join(&self, plan: &str, member: &Arc<Member>) -> Result<CudaEndpoint, Error> {
         let (shape, topology) = (*self.world.shape(), *self.world.topology());
         let settings = Settings::builder(&shape, &topology).slots(4);
         let settings = match topology.nodes() {
             1 => settings.low_latency(true).placement(Placement::Direct),
-            _ => settings,
+            _ => settings.low_latency(plan == LOW_NODES),
         };
         // Where the processor does what GPUs do, ranks wait for each other longer.
         let times = u64::from(super::factor()) * if std::env::var_os(BUILT).is_some() { 10 } else { 1 };
@@ -108,7 +110,7 @@ impl Brought {
     fn by(ep: &mut CudaEndpoint, layer: &Layer, plan: &str, at: u32) -> Result<Self, Error> {
         let (batch, even) = (&layer.batches[ep.rank().index()], at.is_multiple_of(2));
         block_on(async {
-            if plan == LOW_LATENCY {
+            if [LOW_LATENCY, LOW_NODES].contains(&plan) {
                 let weighing = if even { Weighing::AtSource } else { Weighing::AtExperts };
                 return Ok(Self::Low(low_latency::round(ep, &layer.world, batch, weighing).await?));
             }
@@ -157,10 +159,10 @@ pub(super) fn act(plan: &str) {
 
 fn work(plan: &str, member: &Arc<Member>) -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let nodes = if plan == NODES { 2 } else { 1 };
+    let nodes = if [NODES, LOW_NODES].contains(&plan) { 2 } else { 1 };
     let topology = Topology::new(nodes, member.world() / nodes).map_err(text)?;
     let layer = Layer::new(topology, RankSet::new()).map_err(text)?;
-    let mut ep = layer.join(member).map_err(text)?;
+    let mut ep = layer.join(plan, member).map_err(text)?;
     let mut rounds = 0;
     let error = loop {
         match Brought::by(&mut ep, &layer, plan, rounds) {

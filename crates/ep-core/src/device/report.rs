@@ -149,6 +149,7 @@ impl Report {
         match FarStatus::of(self.field) {
             Some(FarStatus::Broken) => broken(LaneCause::Flushed),
             Some(FarStatus::Gone) => broken(LaneCause::NoPoster),
+            Some(FarStatus::Stalled) => broken(LaneCause::PosterStalled),
             Some(FarStatus::Refused) => broken(LaneCause::LocalRequest),
             _ => Fault::Timeout { phase, peer, lane, seen, awaited, waited: Nanos(self.waited) },
         }
@@ -210,13 +211,12 @@ mod tests {
         for (status, cause) in [
             (FarStatus::Broken, LaneCause::Flushed),
             (FarStatus::Gone, LaneCause::NoPoster),
+            (FarStatus::Stalled, LaneCause::PosterStalled),
             (FarStatus::Refused, LaneCause::LocalRequest),
         ] {
             assert_eq!(of(status), (Rank(4), Fault::LaneBroken { lane, cause }));
         }
-        for status in [FarStatus::Timeout, FarStatus::Stalled] {
-            assert!(matches!(of(status).1, Fault::Timeout { phase: Phase::Rows, awaited: 7, .. }));
-        }
+        assert!(matches!(of(FarStatus::Timeout).1, Fault::Timeout { phase: Phase::Rows, awaited: 7, .. }));
     }
 
     #[test]

@@ -73,7 +73,7 @@ c_struct! {
         pub arrived: u32,
         /// Values of Waiting that were published.
         pub serial: u32,
-        /// 1 + the rank that this one has said it waits for; 0 for none.
+        /// 1 + the rank that this one has said it waits for; 0 for none. Itself, where its host stands still and posts nothing between nodes.
         pub voice: u32,
         /// Not 0: something was said and not taken back.
         pub said: u32,
