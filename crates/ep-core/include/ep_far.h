@@ -41,7 +41,7 @@ EP_DEV ep_u32 ep_far_publish(EpFar lane, ep_u64 cell, ep_u64 bits, ep_u64 until)
 EP_DEV ep_u32 ep_far_flush(EpFar lane, ep_u64 ticket, ep_u64 until);
 /* What is known to be wrong with the lane, without waiting. */
 EP_DEV ep_u32 ep_far_poll(EpFar lane);
-/* Whether what was last published still lies where whoever posts for the device has not taken it. By any thread. */
-EP_DEV bool ep_far_is_left(EpFar lane);
+/* Of a lane of Watch: a number that changes as long as whoever posts for the device goes on. By any thread. */
+EP_DEV ep_u64 ep_far_pulse(EpFar lane);
 
 #endif

@@ -15,7 +15,7 @@
  *   error      any other opcode, or a completion of another element: the lane is broken, and the host reads why
  *   F3         what the poster has seen or done comes before the bell: ep_fence_sys
  *   F4         one thread posts to a lane at a time, and hands over by what orders memory. ep_far_poll may be called by any
- *   left       nothing is: the adapter takes what kernels post, though the host stands still
+ *   pulse      of the device's clock: the adapter takes what kernels post, though the host stands still
  */
 
 #define EP_MLX5_WRITE 0x08u
@@ -140,7 +140,7 @@ EP_DEV ep_u32 ep_far_poll(EpFar lane) {
     return (ep_u32)q->status;
 }
 
-EP_DEV bool ep_far_is_left(EpFar) { return false; }
+EP_DEV ep_u64 ep_far_pulse(EpFar) { return ep_now(); }
 
 EP_DEV ep_u32 ep_far_put(EpFar lane, ep_u64 from, ep_u64 to, ep_u64 bytes, ep_u64 until, ep_u64* ticket) {
     EpMlx5* q = ep_mlx5(lane);

@@ -42,15 +42,17 @@ EP_DEV ep_u32 ep_far_trouble(const EpRank& r, ep_u32 peer) {
     return status != EP_FAR_OK || other.state == 0 ? status : ep_far_poll(other);
 }
 
-/* Whether the host of this rank stands still: EP_FAR_STALLED where what was published on a lane of Watch is not taken, for as long as this looks. Whoever
-   has waited long asks, behind what it has told the others: where they do not hear that, it waits for ranks that wait for it. */
-EP_DEV ep_u32 ep_far_left(const EpRank& r) {
-    const ep_u64 until = ep_now() + ep_left_after(r.allowed);
+/* Whether whoever posts for this rank stands still, for as long as this looks: EP_FAR_STALLED. Who has waited long asks: where nothing that it posts
+   leaves, it waits for ranks that wait for it. */
+EP_DEV ep_u32 ep_far_stands_still(const EpRank& r) {
     for (ep_u32 peer = 0; peer < r.w.ranks; ++peer) {
         if (!ep_is_beyond(r, peer) || !ep_takes_part(r, peer)) continue;
         const EpFar lane = ep_far_lane(r, peer, EP_LANE_WATCH);
-        for (; lane.state != 0 && ep_far_is_left(lane); ep_nap(1000))
+        if (lane.state == 0) continue;
+        const ep_u64 pulse = ep_far_pulse(lane), until = ep_now() + ep_stands_still_after(r.allowed);
+        for (; ep_far_pulse(lane) == pulse; ep_nap(1000))
             if (ep_now() >= until) return EP_FAR_STALLED;
+        break;
     }
     return EP_FAR_OK;
 }
@@ -62,7 +64,7 @@ EP_DEV bool ep_is_beyond(const EpRank&, ep_u32) { return false; }
 EP_DEV void ep_far_raise(const EpRank&, ep_u32, ep_u32, ep_u64, ep_u64) {}
 EP_DEV ep_u32 ep_far_culprit(const EpRank&, ep_u32 peer, ep_u32) { return peer; }
 EP_DEV ep_u32 ep_far_trouble(const EpRank&, ep_u32) { return 0; }
-EP_DEV ep_u32 ep_far_left(const EpRank&) { return 0; }
+EP_DEV ep_u32 ep_far_stands_still(const EpRank&) { return 0; }
 
 #endif
 

@@ -103,11 +103,6 @@ EP_DEV ep_u32 ep_far_flush(EpFar lane, ep_u64 ticket, ep_u64 until) {
     return ep_ld_acquire(&answers->taken) < ticket ? EP_FAR_STALLED : EP_FAR_TIMEOUT;
 }
 
-/* Puts without a bell are behind it, or are left as well. */
-EP_DEV bool ep_far_is_left(EpFar lane) {
-    const EpFifo* fifo = ep_fifo(lane);
-    const ep_u64 silent = *(const volatile ep_u64*)&fifo->silent, issued = *(const volatile ep_u64*)&fifo->issued;
-    return silent == 0 && ep_ld_acquire(&ep_fifo_answers(fifo)->taken) < issued;
-}
+EP_DEV ep_u64 ep_far_pulse(EpFar lane) { return ep_ld_acquire(&ep_fifo_answers(ep_fifo(lane))->pulse); }
 
 #endif

@@ -18,7 +18,7 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
     const ep_u64 turn = ep_gives_up_after(r.allowed, r.w.ranks, r.me);
     bool asked = waited >= ep_speaks_after(r.allowed);
     /* Nothing that this rank posts leaves: whoever it waits for may wait for it. */
-    if (asked && trouble == 0) trouble = ep_far_left(r);
+    if (asked && trouble == 0) trouble = ep_far_stands_still(r);
     ep_u32 status = gone ? EP_STATUS_GONE : waited < turn ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
     for (ep_u32 other = 0; other < r.w.ranks; ++other) {
         if (other == r.me || !ep_takes_part(r, other)) continue;

@@ -41,8 +41,10 @@ c_struct! {
         pub settled: u64,
         /// EP_FAR_OK, or why nothing is posted any more.
         pub status: u64,
+        /// Rises as long as the thread goes on; of a lane of Watch.
+        pub pulse: u64,
         /// Zero.
-        pub rest: [u64; 5],
+        pub rest: [u64; 4],
     }
 }
 
@@ -168,6 +170,12 @@ impl Taker {
 
     pub(super) fn settle<M: Reached>(&self, memory: &M, settled: u64) {
         word(memory, self.answers() + std::mem::offset_of!(FifoAnswers, settled)).store(settled, Ordering::Release);
+    }
+
+    /// A sign of life.
+    pub(super) fn beat<M: Reached>(&self, memory: &M) {
+        let pulse = word(memory, self.answers() + std::mem::offset_of!(FifoAnswers, pulse));
+        pulse.store(pulse.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
     /// Says why nothing is posted any more, unless that was said.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ep_core::device::FarStatus;
-use ep_core::port::{LaneId, Ticket};
+use ep_core::port::{LaneId, LaneKind, Ticket};
 use ep_core::transport::Lanes;
 use ep_core::{Error, Fault, LaneCause};
 
@@ -80,6 +80,9 @@ impl Lane {
     /// Posts what has come, and tells the device how far its commands are. Whether anything moved.
     pub(super) fn turn<L: Lanes, M: Reached>(&mut self, memory: &M, lanes: &mut L) -> bool {
         let before = (self.fifo.taken(), self.posted, self.settled);
+        if self.id.kind == LaneKind::Watch {
+            self.fifo.beat(memory);
+        }
         if self.fault.is_none()
             && let Err(fault) = self.post(memory, lanes).and_then(|()| self.settle(memory, lanes))
         {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ep_conformance::Setup;
 use ep_conformance::drive::{Round, round};
+use ep_conformance::harness::share;
 use ep_conformance::low_latency::{self, Weighing};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::layout::Queues;
@@ -22,7 +23,8 @@ use libtest_mimic::Trial;
 
 use crate::common;
 
-const DEADLINE: Nanos = Nanos::from_secs(8);
+/// Its sixteenth is more than the processor keeps a thread waiting where others are busy.
+const DEADLINE: Nanos = Nanos::from_secs(16);
 /// Nothing takes longer, however busy the machine is.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -173,7 +175,9 @@ pub fn trials(absent: Option<&'static str>) -> Vec<Trial> {
     ];
     let trial = |(name, victims, low): (&'static str, [Rank; 2], bool)| match absent {
         Some(reason) => Trial::test(name, move || Err(reason.into())).with_ignored_flag(true),
-        None => Trial::test(name, move || Ok(victims.into_iter().try_for_each(|victim| stall(victim, low))?)),
+        None => Trial::test(name, move || {
+            Ok(victims.into_iter().take(share(2, 1)).try_for_each(|victim| stall(victim, low))?)
+        }),
     };
     all.map(trial).into()
 }

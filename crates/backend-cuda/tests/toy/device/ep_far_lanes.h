@@ -156,6 +156,6 @@ EP_DEV ep_u32 ep_far_flush(EpFar lane, ep_u64 ticket, ep_u64 until) {
     }
 }
 EP_DEV ep_u32 ep_far_poll(EpFar) { return EP_FAR_OK; }
-EP_DEV bool ep_far_is_left(EpFar) { return false; }
+EP_DEV ep_u64 ep_far_pulse(EpFar) { return ep_now(); }
 
 #endif
