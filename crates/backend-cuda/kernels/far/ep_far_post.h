@@ -44,7 +44,7 @@ EP_DEV ep_u32 ep_far_trouble(const EpRank& r, ep_u32 peer) {
 
 /* Whether whoever posts for this rank stands still, for as long as this looks: EP_FAR_STALLED. Who has waited long asks: where nothing that it posts
    leaves, it waits for ranks that wait for it. */
-EP_DEV ep_u32 ep_far_stands_still(const EpRank& r) {
+EP_DEV_APART ep_u32 ep_far_stands_still(const EpRank& r) {
     for (ep_u32 peer = 0; peer < r.w.ranks; ++peer) {
         if (!ep_is_beyond(r, peer) || !ep_takes_part(r, peer)) continue;
         const EpFar lane = ep_far_lane(r, peer, EP_LANE_WATCH);
