@@ -304,12 +304,12 @@ mod tests {
         let (ring, direct) = (Placement::Ring, Placement::Direct);
         assert_eq!(
             rings(2, 1, direct, Some(96)),
-            (32, 128),
-            "two for each node's rank and one for the own: 3 a channel"
+            (24, 256),
+            "two for each node's rank and one for the own: 3 a channel, of which there are no more than 24"
         );
-        assert_eq!(rings(2, 2, ring, Some(96)), (16, 128));
-        assert_eq!(rings(2, 8, ring, Some(96)), (4, 128));
-        assert_eq!(rings(8, 8, ring, Some(8)), (1, 128), "some role has to be played");
+        assert_eq!(rings(2, 2, ring, Some(96)), (16, 256));
+        assert_eq!(rings(2, 8, ring, Some(96)), (4, 256));
+        assert_eq!(rings(8, 8, ring, Some(8)), (1, 256), "some role has to be played");
         assert_eq!(rings(1, 4, ring, Some(96)), (13, 128));
         assert_eq!(
             rings(1, 4, direct, Some(96)),

@@ -65,9 +65,9 @@ impl Default for SettingsBuilder {
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
 /// The same where warps of a device play the roles, and their channels at most.
-const AUTO_WARPS_RING_BYTES: u64 = 64 << 20;
-const AUTO_WARPS_CHANNELS: u32 = 32;
-/// Rows of a ring at most.
+const AUTO_WARPS_RING_BYTES: u64 = 96 << 20;
+const AUTO_WARPS_CHANNELS: u32 = 24;
+/// Rows of a ring at most; the same on one node where warps play the roles.
 const AUTO_SLOTS: u64 = 256;
 const AUTO_WARPS_SLOTS: u64 = 128;
 /// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
@@ -215,7 +215,8 @@ impl SettingsBuilder {
                 (carried.clamp(1, AUTO_WARPS_CHANNELS), AUTO_WARPS_RING_BYTES, 1)
             }
         };
-        let most = if warps.is_some() { AUTO_WARPS_SLOTS } else { AUTO_SLOTS };
+        // Between nodes a put of a quarter of 256 rows costs whoever carries it as much as one of a quarter of 128.
+        let most = if warps.is_some() && nodes == 1 { AUTO_WARPS_SLOTS } else { AUTO_SLOTS };
         let fitting = |bytes: u64, channels: u32, parts: u32| {
             let each = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
             (each / u64::from(parts)).clamp(8, most) as u32
