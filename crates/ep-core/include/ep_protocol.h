@@ -169,7 +169,8 @@ template <class F> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 aw
    time allowed. Between nodes waits are relayed, and each change may cause the next: without a pause ranks would answer each other without end. */
 EP_HD static inline ep_u64 ep_speaks_after(ep_u64 allowed) { return allowed / 4 * 3; }
 EP_HD static inline ep_u64 ep_speaks_again_after(ep_u64 allowed) { return allowed / 256; }
-/* How long whoever posts for a device may show no sign of life, where a wait is long: then its rank is the cause. It says so before anybody gives up. */
+/* How long whoever posts for a device may show no sign of life, where a wait is long: then its rank is the cause. It says so before the others give up, if its
+   wait began with theirs. */
 EP_HD static inline ep_u64 ep_stands_still_after(ep_u64 allowed) { return allowed / 16; }
 EP_HD static inline ep_u64 ep_gives_up_after(ep_u64 allowed, ep_u32 ranks, ep_u32 me) {
     return allowed / 8 * 7 + allowed / 8 / ranks * me;

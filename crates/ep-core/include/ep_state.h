@@ -125,15 +125,17 @@ struct EpLow {
     ep_u32 broken; /* Not 0: an earlier launch has failed, and the host has not heard of it yet. */
     ep_u32 arrived; /* Blocks that have come to the end of the launch, and EP_LOW_TROUBLE. */
     ep_u32 serial; /* Values of Waiting that were published. */
-    ep_u32 voice; /* 1 + the rank that this one has said it waits for; 0 for none. Itself, where its host stands still and posts nothing between nodes. */
+    ep_u32 voice; /* 1 + the rank that this one has said it waits for; 0 for none. */
     ep_u32 said; /* Not 0: something was said and not taken back. */
     ep_u32 late[2]; /* For each bank: whether there are ranks that were not sent all, because their banks were not free in time. */
     ep_u32 generation; /* Generation of the communicator: graphs of an earlier one must not run. */
     ep_u32 speaking; /* Not 0 while a thread says whom this rank waits for, where there are several nodes: their lanes have one poster. */
+    ep_u32 poster; /* What this launch has found out of whoever posts for this rank between nodes: EP_FAR_STALLED, EP_FAR_GONE, or 0. */
+    ep_u32 reserved; /* Zero. */
     ep_u64 serials; /* Operations of earlier generations, at least: tags of units run on from there. */
     ep_u64 last; /* The last of them that this rank sent, as tags count. */
 };
-static_assert(sizeof(EpLow) == 72, "EpLow");
+static_assert(sizeof(EpLow) == 80, "EpLow");
 static_assert(__builtin_offsetof(EpLow, sent) == 0, "EpLow.sent");
 static_assert(__builtin_offsetof(EpLow, received) == 8, "EpLow.received");
 static_assert(__builtin_offsetof(EpLow, failed) == 16, "EpLow.failed");
@@ -145,8 +147,10 @@ static_assert(__builtin_offsetof(EpLow, said) == 36, "EpLow.said");
 static_assert(__builtin_offsetof(EpLow, late) == 40, "EpLow.late");
 static_assert(__builtin_offsetof(EpLow, generation) == 48, "EpLow.generation");
 static_assert(__builtin_offsetof(EpLow, speaking) == 52, "EpLow.speaking");
-static_assert(__builtin_offsetof(EpLow, serials) == 56, "EpLow.serials");
-static_assert(__builtin_offsetof(EpLow, last) == 64, "EpLow.last");
+static_assert(__builtin_offsetof(EpLow, poster) == 56, "EpLow.poster");
+static_assert(__builtin_offsetof(EpLow, reserved) == 60, "EpLow.reserved");
+static_assert(__builtin_offsetof(EpLow, serials) == 64, "EpLow.serials");
+static_assert(__builtin_offsetof(EpLow, last) == 72, "EpLow.last");
 
 /* What the kernels of low latency know of a rank of another node, in the rank's own device memory; zero at first, and in each generation. */
 struct EpLowFar {

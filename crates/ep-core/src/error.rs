@@ -263,6 +263,8 @@ impl Fault {
     pub const fn gone(&self) -> Option<Rank> {
         match *self {
             Self::PeerGone { peer, .. } => Some(peer),
+            // Of these the peer knows nothing.
+            Self::LaneBroken { cause: LaneCause::NoPoster | LaneCause::PosterStalled, .. } => None,
             Self::LaneBroken { lane, .. } => Some(lane.peer),
             _ => None,
         }

@@ -311,6 +311,7 @@ mod tests {
         assert_eq!(rings(2, 8, ring, Some(96)), (4, 256));
         assert_eq!(rings(8, 8, ring, Some(8)), (1, 256), "some role has to be played");
         assert_eq!(rings(1, 4, ring, Some(96)), (13, 128));
+        assert_eq!(rings(1, 1, ring, Some(96)), (32, 128));
         assert_eq!(
             rings(1, 4, direct, Some(96)),
             rings(1, 4, direct, None),

@@ -42,17 +42,25 @@ EP_DEV ep_u32 ep_far_trouble(const EpRank& r, ep_u32 peer) {
     return status != EP_FAR_OK || other.state == 0 ? status : ep_far_poll(other);
 }
 
-/* Whether whoever posts for this rank stands still, for as long as this looks: EP_FAR_STALLED. Who has waited long asks: where nothing that it posts
-   leaves, it waits for ranks that wait for it. */
-EP_DEV_APART ep_u32 ep_far_stands_still(const EpRank& r) {
-    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer) {
-        if (!ep_is_beyond(r, peer) || !ep_takes_part(r, peer)) continue;
-        const EpFar lane = ep_far_lane(r, peer, EP_LANE_WATCH);
-        if (lane.state == 0) continue;
-        const ep_u64 pulse = ep_far_pulse(lane), until = ep_now() + ep_stands_still_after(r.allowed);
-        for (; ep_far_pulse(lane) == pulse; ep_nap(1000))
-            if (ep_now() >= until) return EP_FAR_STALLED;
-        break;
+/* A rank of another node that this one has a lane of Watch to; itself where there is none. */
+EP_DEV ep_u32 ep_far_watched(const EpRank& r) {
+    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
+        if (ep_is_beyond(r, peer) && ep_takes_part(r, peer) && ep_far_lane(r, peer, EP_LANE_WATCH).state != 0) return peer;
+    return r.me;
+}
+
+/* What is wrong with whoever posts for this rank: EP_FAR_GONE, or EP_FAR_STALLED where it gives no sign of life for as long as this looks. Who waits long, or
+   is waited for, asks: where nothing that it posts leaves, it waits for ranks that wait for it. */
+EP_DEV_APART ep_u32 ep_far_poster(const EpRank& r) {
+    const ep_u32 peer = ep_far_watched(r);
+    if (peer == r.me) return EP_FAR_OK;
+    const EpFar lane = ep_far_lane(r, peer, EP_LANE_WATCH);
+    const ep_u64 pulse = ep_far_pulse(lane), until = ep_now() + ep_stands_still_after(r.allowed);
+    /* Looked at once more when the time is up: this kernel may have been held up itself. */
+    for (bool late = false; ep_far_pulse(lane) == pulse; late = ep_now() >= until) {
+        if (ep_far_poll(lane) == EP_FAR_GONE) return EP_FAR_GONE;
+        if (late) return EP_FAR_STALLED;
+        ep_nap(1000);
     }
     return EP_FAR_OK;
 }
@@ -64,7 +72,8 @@ EP_DEV bool ep_is_beyond(const EpRank&, ep_u32) { return false; }
 EP_DEV void ep_far_raise(const EpRank&, ep_u32, ep_u32, ep_u64, ep_u64) {}
 EP_DEV ep_u32 ep_far_culprit(const EpRank&, ep_u32 peer, ep_u32) { return peer; }
 EP_DEV ep_u32 ep_far_trouble(const EpRank&, ep_u32) { return 0; }
-EP_DEV ep_u32 ep_far_stands_still(const EpRank&) { return 0; }
+EP_DEV ep_u32 ep_far_watched(const EpRank& r) { return r.me; }
+EP_DEV ep_u32 ep_far_poster(const EpRank&) { return 0; }
 
 #endif
 

@@ -124,6 +124,10 @@ EP_RARE void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase
         peer = (ep_u32)(said >> EP_VALUE_BITS);
         culprit = ep_alarm_peer(said);
     }
+    if (status == EP_STATUS_LANE && ep_low_state(r)->poster != 0) {
+        peer = ep_far_watched(r);
+        lane = EP_LANE_WATCH;
+    }
     ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
 }
 EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {

@@ -63,6 +63,7 @@ EP_RARE bool ep_low_settle(const EpRank& r, ep_u64 op, ep_u32 phases, bool rows,
             low->said = 0;
         }
         low->voice = 0;
+        low->poster = 0;
         low->broken = failed;
         low->failed = 0;
     }

@@ -186,11 +186,15 @@ EP_DEV void ep_low_receive_early(const EpRank& r, ep_u64 op) {
 
 /* ---- who waits ---- */
 
-/* What is wrong with the lanes to a rank, as far as it is known: EP_FAR_... Its own host stands still where this rank names itself. */
+/* What is wrong with the lanes to a rank, as far as it is known: EP_FAR_... That of whoever posts, too, once a long wait has
+   found out. */
 EP_RARE ep_u32 ep_low_far_trouble(const EpRank& r, ep_u32 peer) {
-    if (ep_ld_relaxed(&ep_low_state(r)->voice) == r.me + 1) return EP_FAR_STALLED;
+    const ep_u32 poster = ep_ld_relaxed(&ep_low_state(r)->poster);
+    if (poster != 0) return poster;
     if (!ep_is_beyond(r, peer)) return EP_FAR_OK;
     const ep_u32 posted = *(const volatile ep_u32*)&ep_low_far_of(r, peer)->status;
+    /* A lane that is full is the peer's affair as long as whoever posts goes on. */
+    if (posted == EP_FAR_STALLED && ep_far_poster(r) == EP_FAR_OK) return EP_FAR_TIMEOUT;
     if (posted != EP_FAR_OK) return posted;
     const ep_u32 rows = ep_far_poll(ep_far_lane(r, peer, EP_LANE_LOW_ROWS));
     return rows != EP_FAR_OK ? rows : ep_far_trouble(r, peer);

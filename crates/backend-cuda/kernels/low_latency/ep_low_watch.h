@@ -69,10 +69,14 @@ EP_RARE bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
         ep_low_trouble(r);
         ep_low_say(r, peer);
     }
-    /* Nothing that this rank posts leaves: it names itself. Its neighbours hear that. */
-    if (ep_ld_relaxed(&low->said) && ep_far_stands_still(r) != 0) {
-        if (atomicExch(&low->voice, r.me + 1) != r.me + 1) ep_low_say(r, r.me);
-        return true;
+    /* Where nothing that this rank posts leaves, it names itself. Its neighbours hear that. */
+    if (ep_ld_relaxed(&low->voice) != 0) {
+        const ep_u32 poster = ep_far_poster(r);
+        if (poster != 0) {
+            ep_low_trouble(r);
+            if (atomicExch(&low->poster, poster) == 0) ep_low_say(r, r.me);
+            return true;
+        }
     }
     return waited >= r.allowed;
 }

@@ -17,8 +17,6 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
     const ep_u64 waited = ep_now() - began;
     const ep_u64 turn = ep_gives_up_after(r.allowed, r.w.ranks, r.me);
     bool asked = waited >= ep_speaks_after(r.allowed);
-    /* Nothing that this rank posts leaves: whoever it waits for may wait for it. */
-    if (asked && trouble == 0) trouble = ep_far_stands_still(r);
     ep_u32 status = gone ? EP_STATUS_GONE : waited < turn ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
     for (ep_u32 other = 0; other < r.w.ranks; ++other) {
         if (other == r.me || !ep_takes_part(r, other)) continue;
@@ -31,6 +29,15 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
         } else {
             const ep_u32 wait = ep_wait_of(r, other, op);
             asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
+        }
+    }
+    if ((status == 0 || status == EP_STATUS_TIMEOUT) && trouble == 0 && asked) {
+        /* Where nothing that this rank posts leaves, whoever it waits for waits for it. */
+        trouble = ep_far_poster(r);
+        if (trouble != 0) {
+            status = 0;
+            peer = ep_far_watched(r);
+            lane = EP_LANE_WATCH;
         }
     }
     if (status == 0 && trouble != 0) {

@@ -61,6 +61,8 @@ EP_DEV_APART void ep_fail_lane(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32
         if (ep_alarm_serial(alarm) == 0 || !ep_alarm_verdict(alarm)) continue;
         return ep_fail(r, EP_STATUS_ABORTED, EP_PHASE_CREDIT, other, ep_alarm_peer(alarm), lane, 0, slots, 0, 0);
     }
+    /* A lane that is full is the peer's affair as long as whoever posts goes on. */
+    if (status == EP_FAR_STALLED && ep_far_poster(r) == EP_FAR_OK) status = EP_FAR_TIMEOUT;
     ep_fail(r, EP_STATUS_LANE, EP_PHASE_CREDIT, peer, ep_far_culprit(r, peer, status), lane, 0, slots, 0, status);
 }
 

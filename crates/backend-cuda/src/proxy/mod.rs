@@ -3,7 +3,7 @@
 //! ```text
 //!   kernel                      memory that both reach                      the proxy's thread
 //!   ep_far_put, ep_far_publish  --> FIFO of the lane, 16 bytes a command -->  Lanes::put, Lanes::raise
-//!   ep_far_flush, ep_far_poll   <-- taken, settled, status              <--  Lanes::flush, Lanes::broken
+//!   flush, poll, pulse          <-- taken, settled, status, pulse       <--  Lanes::flush, Lanes::broken
 //! ```
 //!
 //! [`Proxy`] is a [`DeviceTransport`] of any [`Transport`]. It supplies `ep_far_proxy.h`, which NVRTC and g++ compile, and

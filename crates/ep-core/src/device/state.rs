@@ -73,7 +73,7 @@ c_struct! {
         pub arrived: u32,
         /// Values of Waiting that were published.
         pub serial: u32,
-        /// 1 + the rank that this one has said it waits for; 0 for none. Itself, where its host stands still and posts nothing between nodes.
+        /// 1 + the rank that this one has said it waits for; 0 for none.
         pub voice: u32,
         /// Not 0: something was said and not taken back.
         pub said: u32,
@@ -83,6 +83,10 @@ c_struct! {
         pub generation: u32,
         /// Not 0 while a thread says whom this rank waits for, where there are several nodes: their lanes have one poster.
         pub speaking: u32,
+        /// What this launch has found out of whoever posts for this rank between nodes: EP_FAR_STALLED, EP_FAR_GONE, or 0.
+        pub poster: u32,
+        /// Zero.
+        pub reserved: u32,
         /// Operations of earlier generations, at least: tags of units run on from there.
         pub serials: u64,
         /// The last of them that this rank sent, as tags count.

@@ -64,12 +64,12 @@ impl Default for SettingsBuilder {
 
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
-/// The same where warps of a device play the roles, and their channels at most.
-const AUTO_WARPS_RING_BYTES: u64 = 96 << 20;
-const AUTO_WARPS_CHANNELS: u32 = 24;
-/// Rows of a ring at most; the same on one node where warps play the roles.
+/// Where warps of a device play the roles, on one node and between nodes: such bytes, channels at most, and rows of a ring at most. A put between nodes is
+/// a quarter of a ring, and costs whoever carries it as much as a smaller one (`docs/cuda-tried.md`).
+const AUTO_WARPS: (u64, u32, u64) = (64 << 20, 32, 128);
+const AUTO_WARPS_BETWEEN: (u64, u32, u64) = (96 << 20, 24, AUTO_SLOTS);
+/// Rows of a ring at most.
 const AUTO_SLOTS: u64 = 256;
-const AUTO_WARPS_SLOTS: u64 = 128;
 /// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
 const AUTO_OUTBOX_BYTES: u64 = 64 << 20;
 const AUTO_OUTBOX_CHANNELS: u32 = 24;
@@ -84,7 +84,7 @@ impl SettingsBuilder {
     }
 
     /// For devices whose warps each play one role: so many do. Where rows go through rings, within a node or to others, the automatic choice then has as
-    /// many channels as that carries, 1 to 32, and deeper rings. Automatic: a rank's roles share a processor, which one channel fills.
+    /// many channels as that carries, 1 to 24 between nodes and to 32 on one, and deeper rings. Automatic: a rank's roles share a processor, which one channel fills.
     pub const fn role_warps(mut self, warps: u32) -> Self {
         self.role_warps = Some(warps);
         self
@@ -96,7 +96,8 @@ impl SettingsBuilder {
         self
     }
 
-    /// Rows of each ring, 1 to [`MAX_SLOTS`](super::MAX_SLOTS). Automatic: 8 to 256 rows, aiming at 4 MiB a writer; with [role warps](Self::role_warps) 8 to 128, at 64 MiB; where
+    /// Rows of each ring, 1 to [`MAX_SLOTS`](super::MAX_SLOTS). Automatic: 8 to 256 rows, aiming at 4 MiB a writer; with [role warps](Self::role_warps) at 96 MiB between nodes, and 8 to 128
+    /// at 64 MiB on one; where
     /// rows are pulled, at an outbox of 64 MiB.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = Some(slots);
@@ -207,16 +208,16 @@ impl SettingsBuilder {
         // Low latency on one node has no use for rings.
         let uses_rings = nodes > 1 || (self.placement == Placement::Ring && !self.low_latency);
         let warps = self.role_warps.filter(|_| uses_rings);
+        let of_warps = if nodes > 1 { AUTO_WARPS_BETWEEN } else { AUTO_WARPS };
         let (usual, bytes, parts) = match (self.placement, warps) {
             (Placement::Pulled, _) => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
             (_, None) => (1, AUTO_RING_BYTES, nodes),
             (_, Some(warps)) => {
                 let carried = warps / self.topology.dispatch_roles();
-                (carried.clamp(1, AUTO_WARPS_CHANNELS), AUTO_WARPS_RING_BYTES, 1)
+                (carried.clamp(1, of_warps.1), of_warps.0, 1)
             }
         };
-        // Between nodes a put of a quarter of 256 rows costs whoever carries it as much as one of a quarter of 128.
-        let most = if warps.is_some() && nodes == 1 { AUTO_WARPS_SLOTS } else { AUTO_SLOTS };
+        let most = if warps.is_some() { of_warps.2 } else { AUTO_SLOTS };
         let fitting = |bytes: u64, channels: u32, parts: u32| {
             let each = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
             (each / u64::from(parts)).clamp(8, most) as u32

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!  build:           source --> kernels are compiled with it;  open --> offer --(control plane)--> connect
-//!  operations:      ep_far_put | ep_far_publish | ep_far_flush | ep_far_poll, by one posting warp a lane
+//!  operations:      ep_far_put | ep_far_publish | ep_far_flush, by one posting warp a lane; ep_far_poll | ep_far_pulse
 //!  failure:         no kernel runs;  drain, again until nothing is under way;  cut when that takes too long
 //!  recover:         offer --> connect: states begin anew
 //! ```
