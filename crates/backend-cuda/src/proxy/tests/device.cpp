@@ -21,6 +21,8 @@ ep_u32 device_flush(ep_u64 lane, ep_u64 ticket, ep_u64 until) { return ep_far_fl
 
 ep_u32 device_poll(ep_u64 lane) { return ep_far_poll(EpFar{lane}); }
 
+ep_u64 device_pulse(ep_u64 lane) { return ep_far_pulse(EpFar{lane}); }
+
 /* So many puts of the same bytes, and a publish behind each `every` of them; then a flush of all. */
 ep_u32 device_stream(ep_u64 lane, ep_u64 at, ep_u64 bytes, ep_u64 cell, ep_u64 first, ep_u64 puts, ep_u64 every, ep_u64 until) {
     ep_u64 ticket = 0;

@@ -29,6 +29,7 @@ pub(super) struct Device {
     publish: Publish,
     flush: Flush,
     poll: unsafe extern "C" fn(u64) -> u32,
+    pulse: unsafe extern "C" fn(u64) -> u64,
     stream: Stream,
     _library: Library,
     _folder: TempDir,
@@ -110,6 +111,7 @@ impl Device {
             publish: function!(b"device_publish"),
             flush: function!(b"device_flush"),
             poll: function!(b"device_poll"),
+            pulse: function!(b"device_pulse"),
             stream: function!(b"device_stream"),
             _library: library,
             _folder: folder,
@@ -162,6 +164,11 @@ impl Poster<'_> {
     pub(super) fn poll(&self) -> FarStatus {
         // SAFETY: as above.
         status(unsafe { (self.device.poll)(self.lane) })
+    }
+
+    pub(super) fn pulse(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { (self.device.pulse)(self.lane) }
     }
 
     /// So many puts of `bytes` bytes at `at`, a publish to `cell` behind each `every` of them, of values after `first`, and a flush.

@@ -227,6 +227,30 @@ fn a_proxy_that_stalls_is_named_at_the_deadline() {
     assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
 }
 
+/// Whoever posts gives signs of life as long as it goes on, also where nothing is posted, or a lane is full; and none while it stands still.
+#[test]
+fn a_proxy_gives_signs_of_life_unless_it_stands_still() {
+    let Some(device) = Device::usual() else { return };
+    let network = network();
+    let pair = Pair::new(network.clone(), 3);
+    let ([lane, _], lookout, at) = (pair.posters(device), pair.ends[0].lookout(device), pair.ends[0].arena().0);
+    let goes_on = || {
+        let (began, before) = (Instant::now(), lookout.pulse());
+        while lookout.pulse() == before && began.elapsed() < LONG {}
+        lookout.pulse() != before
+    };
+    assert!(goes_on(), "nothing is posted");
+    network.delay(A, B, Duration::from_secs(20)).unwrap();
+    while lane.put([at, at, 8], SHORT).is_ok() {}
+    assert!(goes_on(), "a lane is full");
+    let stall = pair.ends[0].lanes.shared.between_turns();
+    let still = lookout.pulse();
+    std::thread::sleep(SHORT);
+    assert_eq!(lookout.pulse(), still);
+    drop(stall);
+    assert!(goes_on(), "it goes on");
+}
+
 /// F6: where the network does not get on, another name.
 #[test]
 fn a_network_that_is_late_is_no_stalled_proxy() {

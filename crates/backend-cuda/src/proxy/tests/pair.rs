@@ -295,6 +295,13 @@ impl<L: Lanes + 'static, M: Reached + 'static> End<L, M> {
         unsafe { device.poster(self.lanes.state(lane).expect("a queue for each role")) }
     }
 
+    /// Who looks after whoever posts for this rank.
+    pub(super) fn lookout<'a>(&self, device: &'a Device) -> Poster<'a> {
+        let watch = LaneId { peer: if self.me == A { B } else { A }, kind: LaneKind::Watch };
+        // SAFETY: a test keeps the end for as long as it looks.
+        unsafe { device.poster(self.lanes.state(watch).expect("a queue for each role")) }
+    }
+
     /// The cells of tails at B, and of heads at A.
     pub(super) fn cells(&self) -> [Offset; 2] {
         let track = self.layout.far_track(0);
