@@ -245,7 +245,7 @@ fn a_proxy_gives_signs_of_life_unless_it_stands_still() {
     assert!(goes_on(), "a lane is full");
     let stall = pair.ends[0].lanes.shared.between_turns();
     let still = lookout.pulse();
-    std::thread::sleep(SHORT);
+    thread::sleep(SHORT);
     assert_eq!(lookout.pulse(), still);
     drop(stall);
     assert!(goes_on(), "it goes on");
