@@ -291,6 +291,13 @@ mod tests {
     }
 
     #[test]
+    fn staging_memory_holds_two_chunks_and_no_more_than_the_ring() {
+        let staged = |slots, chunk| Geometry { slots, chunk, credit: 1 }.staging_slots();
+        assert_eq!([(256, 64), (8, 4), (7, 4), (4, 4)].map(|(slots, chunk)| staged(slots, chunk)), [128, 8, 7, 4]);
+        assert_eq!(staged(u32::MAX, u32::MAX), u32::MAX);
+    }
+
+    #[test]
     fn a_slot_that_is_filled_without_looking_counts_as_any_other() {
         let [mut looked, mut unlooked] = [Producer::new(RING), Producer::new(RING)];
         for _ in 0..4 {
