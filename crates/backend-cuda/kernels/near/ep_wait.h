@@ -31,6 +31,13 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
             asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
         }
     }
+    const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
+    if (opening >> 3 == op && (opening & 7) != r.kind) {
+        status = EP_STATUS_MISMATCH;
+        field = EP_FIELD_KIND;
+        awaited = r.kind;
+        seen = opening & 7;
+    }
     if ((status == 0 || status == EP_STATUS_TIMEOUT) && trouble == 0 && asked) {
         /* Where nothing that this rank posts leaves, whoever it waits for waits for it. */
         trouble = ep_far_poster(r);
@@ -46,13 +53,6 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
         status = EP_STATUS_LANE;
         field = trouble;
         culprit = ep_far_culprit(r, writer, trouble);
-    }
-    const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
-    if (opening >> 3 == op && (opening & 7) != r.kind) {
-        status = EP_STATUS_MISMATCH;
-        field = EP_FIELD_KIND;
-        awaited = r.kind;
-        seen = opening & 7;
     }
     if (status == 0) {
         if (asked) ep_suspect(r, op, phase, writer);

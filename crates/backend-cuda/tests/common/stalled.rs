@@ -161,7 +161,8 @@ fn stall(victim: Rank, low: bool) -> Result<(), String> {
         let Error::Failed(failure) = error else { return Err(format!("rank {rank} failed otherwise: {error}")) };
         let stands_still = matches!(failure.fault, Fault::LaneBroken { cause: LaneCause::PosterStalled, .. });
         // In throughput mode it may hear of itself from another rank first.
-        if failure.culprit != victim || (stands_still != (rank == victim) && (low || stands_still)) {
+        let knows = if rank == victim { stands_still || !low } else { !stands_still };
+        if failure.culprit != victim || !knows {
             return Err(format!("rank {victim} stood still, and rank {rank} says: {failure}"));
         }
     }

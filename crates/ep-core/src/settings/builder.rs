@@ -64,10 +64,16 @@ impl Default for SettingsBuilder {
 
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
-/// Where warps of a device play the roles, on one node and between nodes: such bytes, channels at most, and rows of a ring at most. A put between nodes is
-/// a quarter of a ring, and costs whoever carries it as much as a smaller one (`docs/cuda-tried.md`).
-const AUTO_WARPS: (u64, u32, u64) = (64 << 20, 32, 128);
-const AUTO_WARPS_BETWEEN: (u64, u32, u64) = (96 << 20, 24, AUTO_SLOTS);
+/// What the automatic choice aims at where warps of a device play the roles.
+struct WarpRings {
+    /// Ring memory per writer, in bytes.
+    bytes: u64,
+    channels: u32,
+    slots: u64,
+}
+const WITHIN_A_NODE: WarpRings = WarpRings { bytes: 64 << 20, channels: 32, slots: 128 };
+/// A put is a quarter of a ring, and costs whoever carries it as much as a smaller one (`docs/cuda-tried.md`).
+const BETWEEN_NODES: WarpRings = WarpRings { bytes: 96 << 20, channels: 24, slots: AUTO_SLOTS };
 /// Rows of a ring at most.
 const AUTO_SLOTS: u64 = 256;
 /// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
@@ -208,16 +214,16 @@ impl SettingsBuilder {
         // Low latency on one node has no use for rings.
         let uses_rings = nodes > 1 || (self.placement == Placement::Ring && !self.low_latency);
         let warps = self.role_warps.filter(|_| uses_rings);
-        let of_warps = if nodes > 1 { AUTO_WARPS_BETWEEN } else { AUTO_WARPS };
+        let of_warps = if nodes > 1 { BETWEEN_NODES } else { WITHIN_A_NODE };
         let (usual, bytes, parts) = match (self.placement, warps) {
             (Placement::Pulled, _) => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
             (_, None) => (1, AUTO_RING_BYTES, nodes),
             (_, Some(warps)) => {
                 let carried = warps / self.topology.dispatch_roles();
-                (carried.clamp(1, of_warps.1), of_warps.0, 1)
+                (carried.clamp(1, of_warps.channels), of_warps.bytes, 1)
             }
         };
-        let most = if warps.is_some() { of_warps.2 } else { AUTO_SLOTS };
+        let most = if warps.is_some() { of_warps.slots } else { AUTO_SLOTS };
         let fitting = |bytes: u64, channels: u32, parts: u32| {
             let each = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
             (each / u64::from(parts)).clamp(8, most) as u32
