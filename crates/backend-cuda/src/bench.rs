@@ -87,7 +87,8 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     let devices = devices(plan.ranks)?;
     memory::admit(&devices, &plan.footprint()?)?;
     let node = Node::here(&devices, &layout, false)?;
-    let options = Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, priority: 0 };
+    let options =
+        Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, priority: 0, launches: None, is_alone: false };
     let ranks = (0..plan.ranks)
         .zip(&devices)
         .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options, None, None))
@@ -205,7 +206,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
     let block = layout.arena().offset.0.next_multiple_of(SLOT_ALIGN);
     let results = (block + row.block_bytes(most.into())).next_multiple_of(SLOT_ALIGN);
     let anywhere = Scratch::new(&stream, most as usize * row.results().payload_stride() as usize)?;
-    let call = |kind| Call { kind, settings: 7, plan: device_plan.address() };
+    let call = |kind| Call { kind, settings: 7, plan: device_plan.address(), is_aside: false };
     let mut bench = Bench { rank, barrier, meetings: 0, repetitions: plan.repetitions };
     let window = bench.rank.window();
 
@@ -227,6 +228,8 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
             base: block,
             base_rows: most,
             headers: fresh.into(),
+            lots: rank.lots(),
+            end_lot: rank.lots(),
             ..args::Dispatch::default()
         };
         // SAFETY: memory of this function's, with room for all rows; the blocks lie in the arena.

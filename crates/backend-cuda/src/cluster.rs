@@ -23,7 +23,7 @@ use crate::node::Node;
 use crate::posting::PostingGpu;
 #[cfg(feature = "workshop")]
 use crate::probe;
-use crate::rank::{Options, RankDevice, check_low, layout_of};
+use crate::rank::{LOTS, Options, RankDevice, check_low, layout_of};
 
 /// Multiprocessors of a GPU that kernels occupy, where nobody says.
 const MULTIPROCESSORS: u32 = 24;
@@ -39,6 +39,7 @@ pub struct Builder {
     left: u32,
     low_latency_multiprocessors: Option<u32>,
     priority: i32,
+    launches: Option<u32>,
     wait_for_kernels: bool,
     checks: Option<Checks>,
     network: Option<Arc<dyn Network>>,
@@ -113,6 +114,13 @@ impl Builder {
     /// Priority of the ranks' streams: 0, or a negative number for a higher one. Automatic: 0.
     pub const fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
+        self
+    }
+
+    /// Launches that place the rows of a dispatch by expert, 4 at most: while one brings rows, those of the one before are copied to their experts. Other
+    /// dispatches have one, and so have captured calls, rows that come through rings, and ranks that share a GPU. Automatic: by the size of the batch.
+    pub const fn launches_by_expert(mut self, count: u32) -> Self {
+        self.launches = Some(count);
         self
     }
 
@@ -225,7 +233,11 @@ impl Builder {
                 return Err(Error::invalid(what, blocks, limit));
             }
         }
-        Ok(Options { blocks, low_blocks, low_beside_copies, priority: self.priority })
+        if let Some(launches) = self.launches.filter(|launches| !(1..=LOTS).contains(launches)) {
+            return Err(Error::invalid("launches of a dispatch by expert", launches, format_args!("1 to {LOTS}")));
+        }
+        let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
+        Ok(Options { blocks, low_blocks, low_beside_copies, priority, launches, is_alone })
     }
 }
 
@@ -266,6 +278,7 @@ impl Cluster {
             left: 0,
             low_latency_multiprocessors: None,
             priority: 0,
+            launches: None,
             wait_for_kernels: false,
             checks: None,
             network: None,

@@ -91,6 +91,12 @@ impl DispatchShape {
     }
 }
 
+/// Bytes of copies by expert that are worth a launch more: some 10 us of a launch, and twice that of copies.
+const BYTES_OF_LAUNCH: u64 = 64 << 20;
+/// Lots that a batch of placed rows is cut into at most, so that rows are known to be there before all are. All ranks cut alike: each lot has a track,
+/// whose Placed cell tells of it.
+pub(crate) const LOTS: u32 = 4;
+
 /// How a rank uses its GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
@@ -102,6 +108,10 @@ pub(crate) struct Options {
     pub(crate) low_beside_copies: u32,
     /// Of the stream.
     pub(crate) priority: i32,
+    /// Launches that place the rows of a dispatch by expert, while rows of the one before are copied; none: by the size of the batch.
+    pub(crate) launches: Option<u32>,
+    /// Whether nobody else of the communicator has a stream on this GPU: one that waits would hold up theirs, as the driver has few queues.
+    pub(crate) is_alone: bool,
 }
 
 /// What a call's kernels have in common.
@@ -112,12 +122,14 @@ pub(crate) struct Call {
     pub(crate) settings: u64,
     /// Where the handle's numbers lie ([`DevicePlan::address`]); 0 for none.
     pub(crate) plan: u64,
+    /// Whether its kernels run beside those of the stream ([`RankDevice::fork`]).
+    pub(crate) is_aside: bool,
 }
 
 impl Call {
     /// Of launches that are no operation.
     pub(crate) const fn none() -> Self {
-        Self { kind: Kind::Dispatch, settings: 0, plan: 0 }
+        Self { kind: Kind::Dispatch, settings: 0, plan: 0, is_aside: false }
     }
 }
 
@@ -135,6 +147,9 @@ const GENERATION: usize = offset_of!(Local, generation);
 #[derive(Debug)]
 pub(crate) struct RankDevice {
     pub(crate) stream: Arc<Stream>,
+    /// Where received rows are copied while further ones come.
+    aside: Option<Arc<Stream>>,
+    launches: Option<u32>,
     pub(crate) layout: Layout,
     pub(crate) kernels: Arc<Kernels>,
     pub(crate) report: Mapped,
@@ -188,7 +203,7 @@ impl RankDevice {
         checks: Option<&Checks>,
         network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
-        let Options { blocks, low_blocks, low_beside_copies, priority } = options;
+        let Options { blocks, low_blocks, low_beside_copies, priority, launches, is_alone } = options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
@@ -258,6 +273,8 @@ impl RankDevice {
             movers: DISPATCH_WARPS,
             stages: 0,
             node: Arc::clone(node),
+            aside: is_alone.then(|| Stream::new(device, priority)).transpose()?,
+            launches,
             stream,
         };
         this.check_rings(layout.settings().rings().channels)?;
@@ -268,6 +285,31 @@ impl RankDevice {
 
     fn ranks(&self) -> u32 {
         self.view.w.ranks
+    }
+
+    /// Lots that a batch is cut into.
+    pub(crate) fn lots(&self) -> u32 {
+        LOTS.min(self.layout.settings().rings().channels)
+    }
+
+    /// Launches that place a batch by expert whose copies have so many bytes.
+    pub(crate) fn launches(&self, bytes: u64) -> u32 {
+        let automatic = (bytes / BYTES_OF_LAUNCH).clamp(1, LOTS.into()) as u32;
+        let wanted = self.launches.unwrap_or(automatic).min(self.lots());
+        let beside = self.aside.is_some() && !self.shares.take_tables(&self.stream, self.view.w.local_experts);
+        if beside { wanted } else { 1 }
+    }
+
+    /// What is launched aside from here on follows what the stream has now.
+    pub(crate) fn fork(&self) -> Result<(), CudaError> {
+        // SAFETY: both streams are this value's.
+        self.aside.as_ref().map_or(Ok(()), |aside| unsafe { aside.follow(self.stream.raw() as usize) })
+    }
+
+    /// What the stream is given from here on follows what was launched aside.
+    pub(crate) fn join(&self) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        self.aside.as_ref().map_or(Ok(()), |aside| unsafe { aside.lead(self.stream.raw() as usize) })
     }
 
     /// Takes note of which ranks take part. Waits.
@@ -350,7 +392,11 @@ impl RankDevice {
     unsafe fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
         // SAFETY: ep_args.h declares the struct to the kernel from that very struct; the view names memory of this value, which is nobody else's
         // before the kernel has ended (see Drop; graphs keep this value); of the rest the caller promises it.
-        unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
+        unsafe { kernel.launch(self.stream_of(call), shape, &self.view(call), args) }
+    }
+
+    fn stream_of(&self, call: Call) -> &Stream {
+        self.aside.as_deref().filter(|_| call.is_aside).unwrap_or(&self.stream)
     }
 
     /// Direct placement, and rings where a rank grants nothing; `args` without what this fills in: the shape, and how scales are loaded.
@@ -385,7 +431,7 @@ impl RankDevice {
         // SAFETY: as the caller promises, for both.
         unsafe {
             self.launch(self.kernels.dispatch, shape, call, &args)?;
-            if plays { Ok(()) } else { self.dispatch_ring(call, &args.ring) }
+            if plays || args.end_lot < args.lots { Ok(()) } else { self.dispatch_ring(call, &args.ring) }
         }
     }
 
@@ -395,7 +441,7 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn unpack(&self, call: Call, args: &args::Unpack) -> Result<(), CudaError> {
         // SAFETY: as the caller promises.
-        unsafe { self.launch(self.kernels.unpack, self.light(), call, args) }
+        unsafe { self.launch(self.kernels.unpack, self.local(args.rows), call, args) }
     }
 
     /// Zeros behind the rows that came.

@@ -1,13 +1,15 @@
 /*
  * ep_dispatch_kernel: direct placement. A row is read once and stored to the final place at every rank that granted one.
  *
- *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); all have the roles of the table `block`
+ *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); all have the roles of the table `block`. A batch may
+ *            take several, one behind the other: each moves some of its lots, which are tokens side by side
  *   memory   shared: where rows go at each rank; for each mover `stages` pieces of a row, as it travels. x in any memory of the own
  *            GPU. At its place a row is codes, scales and header apart (ep_block_...)
  *   roles    block 0 grants: it tells each peer where rows for this rank go. Every block learns the peers' grants. Placers of rows
  *            (movers): bulk load of a piece, then one bulk store for each destination, each by a lane of its own, and one of the
  *            scales where they end the piece; scales of odd sizes are stored word by word, by all lanes. Placers of headers: where
- *            rows carry any. The block that comes last publishes Placed and waits for that of the peers
+ *            rows carry any. The block that comes last publishes Placed of the launch's lots, each on the track of its number, and
+ *            waits for those of the peers. The first launch grants and writes all headers, the last one ends the operation
  *   rules    F3: each lane waits for its bulk stores (wait_group 0), then the barrier and fence of ep_last_block, then release.
  *            F5: a stage is loaded again after wait_group.read and __syncwarp; words that lanes wrote into it, or read, are fenced
  *
@@ -28,6 +30,28 @@ struct EpPlace {
 static_assert(sizeof(EpPlace) == EP_PLACE_BYTES, "the host makes room for another EpPlace");
 
 EP_POOL(ep_pool);
+
+/* The first token of a lot. */
+EP_DEV ep_u32 ep_lot_first(const EpDispatchArgs& a, ep_u32 lot) { return ep_channel_first(a.ring.tokens, a.lots, lot); }
+
+/* Publishes Placed of the launch's lots; waits for that of the peers. By all threads of the last block. */
+EP_DEV void ep_publish_lots(const EpRank& r, const EpDispatchArgs& a) {
+    const ep_u32 lots = a.end_lot - a.lot;
+    for (ep_u32 i = ep_thread(); i < r.w.ranks * lots; i += ep_threads()) {
+        const ep_u32 peer = i / lots, lot = a.lot + i % lots;
+        if (peer == r.me || !ep_takes_part(r, peer)) continue;
+        ep_fence_sys();
+        ep_publish(r, peer, ep_lane_data(ep_own_track(r.w, r.me, lot)), EP_COUNTER_PLACED, ep_op(r));
+    }
+}
+EP_DEV void ep_wait_lots(const EpRank& r, const EpDispatchArgs& a, ep_u64 began) {
+    const ep_u32 lots = a.end_lot - a.lot;
+    for (ep_u32 i = ep_thread(); i < r.w.ranks * lots; i += ep_threads()) {
+        const ep_u32 peer = i / lots, lot = a.lot + i % lots;
+        if (peer != r.me && ep_takes_part(r, peer))
+            ep_wait(r, peer, ep_lane_data(ep_own_track(r.w, r.me, lot)), EP_COUNTER_PLACED, ep_op(r), EP_PHASE_ROWS, began);
+    }
+}
 
 /* Whether there is none at some rank, of those that this thread looked at. */
 EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {
@@ -142,7 +166,8 @@ EP_DEV void ep_store_piece(const EpRank& r, const EpPiece& piece, const ep_u8* f
 /* Mover `index` of the block's. */
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u32 index, ep_u8* stages, ep_u64* bars) {
     const ep_u32 lane = threadIdx.x % 32, ranks = r.w.ranks;
-    const ep_u32 units = a.ring.tokens * a.pieces, step = gridDim.x * a.movers, first = blockIdx.x * a.movers + index;
+    const ep_u32 units = ep_lot_first(a, a.end_lot) * a.pieces, step = gridDim.x * a.movers;
+    const ep_u32 first = ep_lot_first(a, a.lot) * a.pieces + blockIdx.x * a.movers + index;
     const ep_i32* positions = (const ep_i32*)a.ring.position;
     const bool few = ranks <= 32;
     ep_u64 unit_in = first; /* 64 bits: may run past the end */
@@ -185,7 +210,8 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u32 index, ep_u8*, ep_u64*) {
     const ep_u32 lane = threadIdx.x % 32, ranks = r.w.ranks;
     const ep_u32 codes = (ep_u32)r.w.scales_offset;
-    for (ep_u32 token = blockIdx.x * a.movers + index; token < a.ring.tokens; token += gridDim.x * a.movers) {
+    const ep_u32 end = ep_lot_first(a, a.end_lot);
+    for (ep_u32 token = ep_lot_first(a, a.lot) + blockIdx.x * a.movers + index; token < end; token += gridDim.x * a.movers) {
         const ep_u8* row = (const ep_u8*)a.ring.x + (ep_u64)token * a.ring.x_stride;
         const ep_i32* positions = (const ep_i32*)a.ring.position + (ep_u64)token * ranks;
         for (ep_u32 begin = lane * 16; begin < codes; begin += 32 * 16 * EP_HELD) {
@@ -217,8 +243,9 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
                                                                         const __grid_constant__ EpDispatchArgs a) {
     /* Together: a block that runs already may fail meanwhile. */
     if (ep_block_any(ep_closed(r))) return;
-    const ep_u64 began = ep_now(), op = ep_op(r);
+    const ep_u64 began = ep_now();
     const ep_u32 tid = threadIdx.x, warp = ep_warp(), ranks = r.w.ranks;
+    const bool ends = a.end_lot == a.lots;
     const EpBlockRole& role = a.block[warp];
     ep_u64* bars = (ep_u64*)ep_pool; /* [movers, stages] */
     EpPlace* places = (EpPlace*)(ep_pool + (a.movers * a.stages * 8 + 15) / 16 * 16);
@@ -227,33 +254,26 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
     if (tid < a.movers * a.stages) ep_barrier_init(bars + tid, 1);
     ep_barrier_init_done();
 #endif
-    if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, blockDim.x, began);
+    if (blockIdx.x == 0 && a.lot == 0) ep_send_notes(r, a.base, a.base_rows, 0, blockDim.x, began);
     const bool rings = __syncthreads_or(ep_learn_places(r, a, places, began));
     if (ep_planted(r, EP_PLANT_PLACED_EARLY)) {
-        for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x)
-            if (peer != r.me && ep_takes_part(r, peer))
-                ep_publish(r, peer, ep_lane_data(ep_own_track(r.w, r.me, 0)), EP_COUNTER_PLACED, op);
+        ep_publish_lots(r, a);
         ep_be_slow();
         __syncthreads();
     }
+    if (a.lot > 0 && ep_planted(r, EP_PLANT_LOT_EARLY)) ep_be_slow();
     ep_delay(r, EP_LANE_WATCH, (ep_u64)blockIdx.x << 32 | warp);
     if (role.task == EP_TASK_ROWS)
         ep_move_rows(r, a, places, role.index, stages + (ep_u64)role.index * a.stages * a.piece, bars + role.index * a.stages);
     else if (role.task == EP_TASK_HEADERS)
         ep_write_headers(r, a, places, role);
-    if (rings && a.plays && !ep_failed(r)) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
+    if (rings && ends && a.plays && !ep_failed(r)) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;
-    const ep_u32 lane = ep_lane_data(ep_own_track(r.w, r.me, 0));
-    for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x)
-        if (peer != r.me && ep_takes_part(r, peer)) {
-            ep_fence_sys();
-            ep_publish(r, peer, lane, EP_COUNTER_PLACED, op);
-        }
-    for (ep_u32 peer = tid; a.base != EP_NO_BASE && peer < ranks; peer += blockDim.x)
-        if (peer != r.me && ep_takes_part(r, peer)) ep_wait(r, peer, lane, EP_COUNTER_PLACED, op, EP_PHASE_ROWS, began);
+    ep_publish_lots(r, a);
+    if (a.base != EP_NO_BASE) ep_wait_lots(r, a, began);
     __syncthreads();
-    if (ep_failed(r)) return;
+    if (ep_failed(r) || !ends) return;
     if (!a.plays) {
         if (tid == 0) ep_local(r)->rings = rings;
         if (rings) return;

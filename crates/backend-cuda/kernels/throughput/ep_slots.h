@@ -109,7 +109,7 @@ EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u32 number, ep
    failed. */
 EP_DEV bool ep_begin_shares(const EpRank& r, const EpSlotsArgs& a, const ep_u32* first, ep_u32* tables, ep_u64 began) {
     const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32, blocks = ep_blocks();
-    const ep_u32 number = (ep_u32)ep_local(r)->ops_done;
+    const ep_u32 number = (ep_u32)((const EpPlan*)r.plan)->op;
     ep_u64* told = (ep_u64*)a.told;
     if (ep_planted(r, EP_PLANT_SHARE_EARLY) && ep_block() == 0) ep_be_slow();
     ep_block_meet();

@@ -3,7 +3,8 @@
  * behind the rows of each expert, and those behind the last as far as there is room. How many rows came, only the device may know.
  *
  *   launch   any number of blocks of 256 threads, behind the kernels that bring the rows and their slots; nothing is waited for. It moves memory
- *            of this GPU alone, so it takes all multiprocessors, whatever the kernels that use links take. A warp serves a row at a time
+ *            of this GPU alone, so it takes all multiprocessors, whatever the kernels that use links take. A warp serves a row at a time.
+ *            Where the rows come in lots, a launch copies those of some, while the next ones come
  *   memory   a row passes through registers, read once whatever its choices are
  */
 #include "ep_fail.h"
@@ -34,6 +35,14 @@ EP_DEV void ep_spread_padding(const EpRank& r, const EpSpreadArgs& a, ep_u32 num
         for (; at < padding; at += warps) ep_spread_nothing(r, a, begin + at);
         turn = at - padding;
     }
+}
+
+/* Whether a row is of the launch's lots: its token lies in them, of the batch of its source. */
+EP_DEV bool ep_is_of_lots(const EpRank& r, const EpSpreadArgs& a, ep_u32 row) {
+    if (a.lot == 0 && a.end_lot == a.lots) return true;
+    if (ep_planted(r, EP_PLANT_LOT_EARLY)) return a.lot == 0;
+    const ep_u32 token = ((const ep_u32*)a.source_token)[row], tokens = ((const ep_u32*)a.tokens_of)[((const ep_u32*)a.source_rank)[row]];
+    return token >= ep_channel_first(tokens, a.lots, a.lot) && token < ep_channel_first(tokens, a.lots, a.end_lot);
 }
 
 /* Copies a row to slots: each lane has that of a choice, or none of all. By a warp. */
@@ -72,6 +81,7 @@ EP_KERNEL(256) ep_spread_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpSpreadArgs) a) {
     const ep_u32 warps = ep_blocks() * (ep_threads() / 32), number = ep_block() * (ep_threads() / 32) + ep_warp();
     const ep_u32 came = ((const ep_u32*)a.first_of)[r.w.ranks], received = came < a.rows ? came : a.rows;
     for (ep_u32 row = number; row < received; row += warps) {
+        if (!ep_is_of_lots(r, a, row)) continue;
         const ep_u32 slot = lane < topk ? ((const ep_u32*)a.slots)[(ep_u64)row * topk + lane] : EP_FULL;
         const ep_u32 off = ep_planted(r, EP_PLANT_SLOT_OFF_BY_ONE) && slot > 0 ? 1 : 0;
         ep_spread_row(r, a, row, slot - off);

@@ -1,7 +1,7 @@
 /*
  * ep_unpack_kernel: from the headers of placed rows to the arrays that the user gets; refuses rows that do not belong there.
  *
- *   launch   any number of blocks of 256 threads, after ep_dispatch_kernel on the same stream; nothing is waited for
+ *   launch   any number of blocks of 256 threads, behind the launch of ep_dispatch_kernel that brought the headers; nothing is waited for
  *   memory   the headers in the own block; outputs in device memory. Rows beyond the received ones are marked as none
  */
 #include "ep_notes.h"
@@ -11,8 +11,8 @@ extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_
     const ep_u32 ranks = r.w.ranks, topk = r.w.topk;
     const ep_u32* first_of = (const ep_u32*)a.first_of;
     if (ep_closed(r)) return;
-    /* The dispatch has ended: its number is ops_done. */
-    const ep_u32 op = (ep_u32)ep_local(r)->ops_done;
+    /* Of the dispatch, which may have ended or be under way. */
+    const ep_u32 op = (ep_u32)((const EpPlan*)r.plan)->op;
     /* A thread's items are `step` apart; divisions of 64 bits would be calls. */
     const ep_u32 received = first_of[ranks], parts = 1 + topk, step = gridDim.x * blockDim.x;
     const ep_u32 begin = blockIdx.x * blockDim.x + threadIdx.x, rows = step / parts, rest = step - rows * parts;

@@ -253,6 +253,8 @@ c_enum! {
         RoomLeft = 41,
         /// Rows by expert: slots of rows that did not come are left as they were.
         SpareSlotsLeft = 42,
+        /// Rows by expert: rows of all lots are copied when those of the first have come.
+        LotEarly = 43,
     }
 }
 

@@ -175,6 +175,14 @@ c_struct! {
         pub(crate) plays: u32,
         /// Whether a row's scales are loaded at once: they lie side by side, in units of 16 bytes.
         pub(crate) bulk_scales: u32,
+        /// Lots that the batch is cut into: tokens side by side, each with a Placed cell of its own.
+        pub(crate) lots: u32,
+        /// The first that this launch moves.
+        pub(crate) lot: u32,
+        /// Behind the last.
+        pub(crate) end_lot: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
         /// What the warps of a block place.
         pub(crate) block: [BlockRole; DISPATCH_WARPS as usize],
     }
@@ -235,7 +243,7 @@ c_struct! {
         pub(crate) slots: u64,
         /// Out: i32 [ranks, local experts]: first slot of each source.
         pub(crate) offsets: u64,
-        /// Scratch: u64 [local experts, blocks]: the lower half of ops_done, and choices of each share.
+        /// Scratch: u64 [local experts, blocks]: the lower half of the dispatch's number, and choices of each share.
         pub(crate) told: u64,
         /// Scratch: u32 [blocks, 1 + warps, local experts], or 0: in shared memory.
         pub(crate) tables: u64,
@@ -265,6 +273,12 @@ c_struct! {
         pub(crate) slots: u64,
         /// i32 [ranks, local experts]: first slot of each source.
         pub(crate) offsets: u64,
+        /// i32 [rows]: token of each row at its source; unused where all lots are copied.
+        pub(crate) source_token: u64,
+        /// i32 [rows]: its source; unused likewise.
+        pub(crate) source_rank: u64,
+        /// u32 [ranks]: tokens of each rank's batch; unused likewise.
+        pub(crate) tokens_of: u64,
         /// Out: codes of the rows by expert, scales_offset bytes apart.
         pub(crate) out: u64,
         /// Out: their scales, scales_stride bytes apart; unused where rows have none.
@@ -275,8 +289,12 @@ c_struct! {
         pub(crate) room: u32,
         /// Not 0: slots that are no choice's become zeros.
         pub(crate) zeros: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Lots that a batch is cut into.
+        pub(crate) lots: u32,
+        /// The first whose rows this launch copies.
+        pub(crate) lot: u32,
+        /// Behind the last.
+        pub(crate) end_lot: u32,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows by expert: behind a dispatch's rows a launch finds the slots of their choices, and one copies each row there; one before a combine sums the
 //! results of these.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ep_core::engine::{ByExpert, ExpertSlots, Handle, Lease};
@@ -89,6 +90,8 @@ pub(super) struct Spreading<'a> {
     pub(super) plan: &'a DevicePlan,
     /// Where they are to stand.
     pub(super) placed: &'a Placed,
+    /// Token and rank of each at its source.
+    pub(super) sources: (u64, u64),
     /// Whether padding becomes zeros.
     pub(super) zeros: bool,
     /// Room for the rows by expert.
@@ -98,44 +101,61 @@ pub(super) struct Spreading<'a> {
 impl CudaEndpoint {
     /// Enqueues, behind the kernels that bring the rows, what orders them by expert.
     pub(super) fn spread(&self, call: Call, spreading: &Spreading<'_>) -> Result<(), Error> {
-        let Spreading { x, topk_idx, plan, placed, zeros, out } = *spreading;
-        let (first_of, counts) = (plan.first_of(), plan.arrived());
-        let (slots, offsets) = (placed.slots.address(), placed.offsets.address());
-        if topk_idx != 0 {
-            let (out_first, out_counts) = match &placed.experts {
-                ExpertSlots::OnDevice { first, counts } => (first.address(), counts.address()),
-                ExpertSlots::OnHost { .. } => (0, 0),
-            };
-            let args = args::Slots {
-                topk_idx,
-                first_of,
-                counts,
-                out_first,
-                out_counts,
-                slots,
-                offsets,
-                rows: placed.rows,
-                alignment: placed.alignment,
-                room: placed.room,
-                ..args::Slots::default()
-            };
-            // SAFETY: choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
-            // struct and the layout say.
-            unsafe { self.device.slots(call, &args) }?;
+        self.find_slots(call, spreading)?;
+        let lots = self.device.lots();
+        self.spread_lots(call, spreading, 0..lots)
+    }
+
+    /// Enqueues, behind the kernels that bring the choices, what finds their slots, unless these are known.
+    pub(super) fn find_slots(&self, call: Call, spreading: &Spreading<'_>) -> Result<(), Error> {
+        let Spreading { topk_idx, plan, placed, .. } = *spreading;
+        if topk_idx == 0 {
+            return Ok(());
         }
+        let (out_first, out_counts) = match &placed.experts {
+            ExpertSlots::OnDevice { first, counts } => (first.address(), counts.address()),
+            ExpertSlots::OnHost { .. } => (0, 0),
+        };
+        let args = args::Slots {
+            topk_idx,
+            first_of: plan.first_of(),
+            counts: plan.arrived(),
+            out_first,
+            out_counts,
+            slots: placed.slots.address(),
+            offsets: placed.offsets.address(),
+            rows: placed.rows,
+            alignment: placed.alignment,
+            room: placed.room,
+            ..args::Slots::default()
+        };
+        // SAFETY: choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
+        // struct and the layout say.
+        Ok(unsafe { self.device.slots(call, &args) }?)
+    }
+
+    /// Enqueues, behind the kernels that bring the rows of these lots, what copies them to their slots; with the last one padding becomes zeros, if it is to.
+    pub(super) fn spread_lots(&self, call: Call, spreading: &Spreading<'_>, lots: Range<u32>) -> Result<(), Error> {
+        let Spreading { x, plan, placed, sources, zeros, out, .. } = *spreading;
+        let all = self.device.lots();
         let args = args::Spread {
             x: x.0,
             scales: x.1,
-            first_of,
-            counts,
-            slots,
-            offsets,
+            first_of: plan.first_of(),
+            counts: plan.arrived(),
+            slots: placed.slots.address(),
+            offsets: placed.offsets.address(),
+            source_token: sources.0,
+            source_rank: sources.1,
+            tokens_of: plan.tokens_of(),
             out: self.address(out),
             out_scales: self.scales(out).0,
             rows: placed.rows,
             room: placed.room,
-            zeros: zeros.into(),
-            reserved: 0,
+            zeros: (zeros && lots.end == all).into(),
+            lots: all,
+            lot: lots.start,
+            end_lot: lots.end,
         };
         // SAFETY: as above, and rows by source and by expert for as many rows and slots.
         Ok(unsafe { self.device.spread(call, &args) }?)

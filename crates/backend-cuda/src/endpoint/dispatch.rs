@@ -427,64 +427,107 @@ impl CudaEndpoint {
             base_rows: landing.block.as_ref().map_or(0, Block::rows),
             ..args::DispatchRing::default()
         };
+        let unpack = landing.block.filter(|_| fresh).map(|block| args::Unpack {
+            base: block.base().0,
+            first_of: plan.first_of(),
+            topk_idx: idx,
+            topk_weights: weights,
+            source_token: out_token,
+            source_rank: out_rank,
+            rows: block.rows(),
+            reserved: 0,
+        });
+        let block = landing.block.map(|block| (block.base(), block.scales(0).offset));
+        let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
+        // Where rows come to, and their scales.
+        let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));
+        let spreading = batch.placed.zip(landing.by_expert.as_ref()).map(|(placed, out)| Spreading {
+            x: (x, scales),
+            // A cached dispatch brings no choices: their slots are known.
+            topk_idx: idx,
+            plan,
+            placed,
+            sources: (tokens.address(), ranks.address()),
+            zeros: batch.zero_spare,
+            out,
+        });
         if let Some(steps) = &batch.pulled {
             // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
             unsafe { self.device.dispatch_pulled(batch.call, &ring, steps, plan.tokens_of()) }?;
         } else if direct && self.far().is_none() {
-            let args = args::Dispatch {
+            // Of a cached dispatch everybody knows what headers would say.
+            let placing = args::Dispatch {
                 ring,
                 first_at: plan.first_at(),
                 base: ring.base,
                 base_rows: ring.base_rows,
-                // Of a cached dispatch everybody knows what headers would say.
                 headers: fresh.into(),
+                lots: self.device.lots(),
                 ..args::Dispatch::default()
             };
+            if let Some(spreading) = &spreading {
+                let launches = self.launches(batch, landing);
+                if launches > 1 {
+                    return self.move_by_lots(batch.call, &placing, launches, unpack.as_ref(), spreading);
+                }
+            }
+            let args = args::Dispatch { end_lot: placing.lots, ..placing };
             // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
             unsafe { self.device.dispatch(batch.call, &args) }?;
         } else {
             // SAFETY: as above.
             unsafe { self.device.dispatch_ring(batch.call, &ring) }?;
         }
-        if let Some(block) = landing.block.filter(|_| fresh) {
-            let args = args::Unpack {
-                base: block.base().0,
-                first_of: plan.first_of(),
-                topk_idx: idx,
-                topk_weights: weights,
-                source_token: out_token,
-                source_rank: out_rank,
-                rows: block.rows(),
-                reserved: 0,
-            };
+        if let Some(args) = &unpack {
             // SAFETY: as above, and as many rows as the block has.
-            unsafe { self.device.unpack(batch.call, &args) }?;
+            unsafe { self.device.unpack(batch.call, args) }?;
         }
-        let block = landing.block.map(|block| (block.base(), block.scales(0).offset));
-        let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
-        // Where rows came to, and their scales.
-        let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));
         // Of rows by expert those by source are not the user's.
         if batch.zero_spare && batch.placed.is_none() {
             let args = args::Blank { first_of: plan.first_of(), x, scales, rows: batch.room, reserved: 0 };
             // SAFETY: as above, and as much room as the batch was given.
             unsafe { self.device.blank(batch.call, &args) }?;
         }
-        match (batch.placed, &landing.by_expert) {
-            (Some(placed), Some(out)) => {
-                let spreading = Spreading {
-                    x: (x, scales),
-                    // A cached dispatch brings no choices: their slots are known.
-                    topk_idx: idx,
-                    plan,
-                    placed,
-                    zeros: batch.zero_spare,
-                    out,
-                };
-                self.spread(batch.call, &spreading)
-            }
-            _ => Ok(()),
+        spreading.map_or(Ok(()), |spreading| self.spread(batch.call, &spreading))
+    }
+
+    /// Launches that place a batch's rows.
+    fn launches(&self, batch: &Batch<'_>, landing: &Landing) -> u32 {
+        if landing.block.is_none() || self.stream().is_capturing() {
+            return 1;
         }
+        let copies = u64::from(batch.tokens) * u64::from(self.shape().topk());
+        self.device.launches(copies * self.shape().row_bytes())
+    }
+
+    /// Enqueues the kernels of a batch that is placed in several launches: while one brings rows, those of the one before are copied to their experts.
+    fn move_by_lots(
+        &self,
+        call: Call,
+        placing: &args::Dispatch,
+        launches: u32,
+        unpack: Option<&args::Unpack>,
+        spreading: &Spreading<'_>,
+    ) -> Result<(), Error> {
+        let aside = Call { is_aside: true, ..call };
+        let mut place = |launch: u32| -> Result<(), Error> {
+            let [lot, end_lot] = [launch, launch + 1].map(|launch| placing.lots * launch / launches);
+            // The first brings all headers, so that slots are found before the rows are there.
+            let headers = if launch == 0 { placing.headers } else { 0 };
+            // SAFETY: as in `move_rows`.
+            unsafe { self.device.dispatch(call, &args::Dispatch { lot, end_lot, headers, ..*placing }) }?;
+            self.device.fork()?;
+            if launch == 0 {
+                // SAFETY: as above: what the stream had when it forked has happened, and it joins what is launched aside.
+                unpack.map_or(Ok(()), |args| unsafe { self.device.unpack(aside, args) })?;
+                self.find_slots(aside, spreading)?;
+            }
+            self.spread_lots(aside, spreading, lot..end_lot)
+        };
+        let moved = (0..launches).try_for_each(&mut place);
+        let joined = self.device.join();
+        moved?;
+        Ok(joined?)
     }
 
     /// What the user gets, without counts.

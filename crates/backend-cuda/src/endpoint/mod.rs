@@ -223,7 +223,7 @@ impl CudaEndpoint {
         if !captured {
             self.desk.start();
         }
-        Call { kind, settings: self.layout().hash(rings), plan }
+        Call { kind, settings: self.layout().hash(rings), plan, is_aside: false }
     }
 
     /// Ends an operation whose kernels are enqueued.

@@ -20,6 +20,11 @@ pub(super) struct Shares {
     tables: OnceLock<Scratch>,
 }
 
+/// Bytes of a block's tables.
+const fn table_bytes(local_experts: u32) -> usize {
+    4 * (1 + SLOTS_WARPS) as usize * local_experts as usize
+}
+
 impl Shares {
     pub(super) fn new(stream: &Stream, blocks: u32, local_experts: u32) -> Result<Self, CudaError> {
         let blocks = blocks.min(MOST_WORDS / local_experts).max(1);
@@ -30,6 +35,11 @@ impl Shares {
     /// Kernels that nobody can wait for may use it.
     pub(super) fn lose(&mut self) {
         self.told.lose();
+    }
+
+    /// Whether blocks have their tables outside of shared memory.
+    pub(super) fn take_tables(&self, stream: &Stream, local_experts: u32) -> bool {
+        table_bytes(local_experts) > stream.device().shared_memory() as usize
     }
 
     /// Where the tables of all blocks lie, of `needed` bytes each.
@@ -49,8 +59,9 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn slots(&self, call: Call, args: &args::Slots) -> Result<(), CudaError> {
         let blocks = self.shares.blocks;
-        let needed = 4 * (1 + SLOTS_WARPS) as usize * self.view.w.local_experts as usize;
-        let (tables, shared_memory) = match needed > self.stream.device().shared_memory() as usize {
+        let local_experts = self.view.w.local_experts;
+        let needed = table_bytes(local_experts);
+        let (tables, shared_memory) = match self.shares.take_tables(&self.stream, local_experts) {
             true => (self.shares.tables(&self.stream, needed)?, 0),
             false => (0, needed as u32),
         };

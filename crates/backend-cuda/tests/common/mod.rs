@@ -70,6 +70,8 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
     // In kernels for tests sources are read late, so that one that is written again too early is found.
     let lateness = if checks.is_some() { Duration::from_millis(3) } else { Duration::ZERO };
     let builder = builder.far(network(setup).latency(lateness)?);
+    // Batches that would be placed at once are placed in several launches, too.
+    let builder = builder.launches_by_expert(1 + setup.seed as u32 % 4);
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
     if checks.is_none() && !needs_kernels {

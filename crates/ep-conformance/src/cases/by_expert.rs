@@ -3,7 +3,8 @@
 use ep_core::engine::{Combine, Dispatch, Routing};
 use ep_core::incident::Incident;
 use ep_core::reference::World;
-use ep_core::{Element, Endpoint, Error, Placement, Rank, RankSet, Scaling};
+use ep_core::ring::Geometry;
+use ep_core::{Element, Endpoint, Error, Placement, Rank, RankSet, Rings, Scaling};
 use serde::{Deserialize, Serialize};
 
 use super::fixture::{Layer, Verdict, allowed, direct, ensure, finished, layer, placements, pulled, scenario, text};
@@ -49,6 +50,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("by_expert_rows_stand_as_the_oracle_says", own, stand::<B> as fn(&B) -> _),
         case("by_expert_topk_from_1_to_32", own, topk_sizes::<B>),
         case("by_expert_every_placement", own, every_placement::<B>),
+        case("by_expert_rows_of_several_channels", own, several_channels::<B>),
         case("by_expert_no_tokens_and_experts_without_tokens", own, without_tokens::<B>),
         case("by_expert_all_tokens_to_one_expert", own, one_expert::<B>),
         case("by_expert_thousands_of_experts_at_a_rank", own, many_experts::<B>),
@@ -214,6 +216,19 @@ fn every_placement<B: Backend>(backend: &B) -> Verdict {
     for placement in placements(backend) {
         let scenario = if placement == Placement::Pulled { pulled(3, 15) } else { direct(3, 15) };
         check(backend, &Scenario { placement, ..scenario }, 8)?;
+    }
+    Ok(())
+}
+
+/// A backend may copy the rows of one channel while those of others come.
+fn several_channels<B: Backend>(backend: &B) -> Verdict {
+    let rings = Rings::uniform(5, Geometry { slots: 4, chunk: 2, credit: 2 });
+    let several = Scenario { rings, tokens: vec![21, 3, 40], ..direct(3, 0) };
+    for seed in 5..8 {
+        let asked = |spare| Asked { alignment: 8, spare, remainder: false };
+        check_in(backend, &Scenario { seed, ..several.clone() }, asked(None), None)?;
+        let coded = Scenario { element: Element::Fp8(Scaling::Exact), hidden: 400, drop: 0.3, ..several.clone() };
+        check_in(backend, &Scenario { seed, ..coded }, asked(Some(5)), None)?;
     }
     Ok(())
 }
