@@ -31,7 +31,7 @@ pub use pulled::{Outboxes, PulledTimes, pulled_table, run_pulled};
 
 use crate::memory;
 use crate::node::Node;
-use crate::rank::{Call, Chosen, Counting, DevicePlan, Options, RankDevice};
+use crate::rank::{Call, Chosen, Counting, DevicePlan, Offered, Options, RankDevice};
 
 /// The GPU of each rank: one after the other, from the first again where there are more ranks.
 fn devices(ranks: u32) -> Result<Vec<Arc<Device>>, Error> {
@@ -270,8 +270,9 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
             },
             ..args::CombineRing::default()
         };
+        let offered = if y == window + base { Offered::Whole } else { Offered::Copied };
         // SAFETY: as in `dispatch`; `y` is where the results lie.
-        unsafe { rank.combine(call(Kind::Combine), &args, y != window + base) }
+        unsafe { rank.combine(call(Kind::Combine), &args, offered) }
     };
     let mut all = Vec::new();
     for shape in shapes {

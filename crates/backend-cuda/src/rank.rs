@@ -38,6 +38,7 @@ use crate::kernels::Kernels;
 use crate::node::{Copies, Node};
 use crate::posting::dmabuf_of;
 use by_expert::Shares;
+pub(crate) use combine::Offered;
 use counts::COUNTS_HEADER;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
@@ -91,8 +92,8 @@ impl DispatchShape {
     }
 }
 
-/// Bytes of copies by expert that are worth a launch more: some 10 us of a launch, and twice that of copies.
-const BYTES_OF_LAUNCH: u64 = 64 << 20;
+/// Bytes of copies by expert, and launches that they are worth from there on: one more takes 10 to 20 us.
+const BYTES_OF_LAUNCHES: [(u64, u32); 2] = [(96 << 20, 2), (384 << 20, 4)];
 /// Lots that a batch of placed rows is cut into at most, so that rows are known to be there before all are. All ranks cut alike: each lot has a track,
 /// whose Placed cell tells of it.
 pub(crate) const LOTS: u32 = 4;
@@ -289,27 +290,23 @@ impl RankDevice {
 
     /// Lots that a batch is cut into.
     pub(crate) fn lots(&self) -> u32 {
-        LOTS.min(self.layout.settings().rings().channels)
+        LOTS.min(self.layout.tracks())
     }
 
     /// Launches that place a batch by expert whose copies have so many bytes.
     pub(crate) fn launches(&self, bytes: u64) -> u32 {
-        let automatic = (bytes / BYTES_OF_LAUNCH).clamp(1, LOTS.into()) as u32;
+        let automatic =
+            BYTES_OF_LAUNCHES.iter().rev().find(|(least, _)| bytes >= *least).map_or(1, |(_, launches)| *launches);
         let wanted = self.launches.unwrap_or(automatic).min(self.lots());
         let beside = self.aside.is_some() && !self.shares.take_tables(&self.stream, self.view.w.local_experts);
         if beside { wanted } else { 1 }
     }
 
-    /// What is launched aside from here on follows what the stream has now.
-    pub(crate) fn fork(&self) -> Result<(), CudaError> {
-        // SAFETY: both streams are this value's.
-        self.aside.as_ref().map_or(Ok(()), |aside| unsafe { aside.follow(self.stream.raw() as usize) })
-    }
-
-    /// What the stream is given from here on follows what was launched aside.
-    pub(crate) fn join(&self) -> Result<(), CudaError> {
-        // SAFETY: as above.
-        self.aside.as_ref().map_or(Ok(()), |aside| unsafe { aside.lead(self.stream.raw() as usize) })
+    /// What is launched aside from here on follows what the stream has now; none where there is no stream aside.
+    pub(crate) fn fork(&self) -> Result<Option<Aside<'_>>, CudaError> {
+        let aside = self.aside.as_deref().map(|aside| Aside { aside, stream: &self.stream });
+        aside.as_ref().map_or(Ok(()), Aside::follow)?;
+        Ok(aside)
     }
 
     /// Takes note of which ranks take part. Waits.
@@ -493,12 +490,52 @@ impl RankDevice {
         Launch { blocks: self.blocks, threads: 256, shared_memory: 0, mode: Mode::Plain }
     }
 
+    /// The same beside kernels that bring rows, on every second multiprocessor: more take the memory's bandwidth from these, and the places of the next ones.
+    fn beside(&self, rows: u32) -> Launch {
+        let local = self.local(rows);
+        Launch { blocks: local.blocks.min((self.stream.device().multiprocessors() / 2).max(1)), ..local }
+    }
+
     /// Kernels that wait for nobody, and move up to so many rows in memory of this GPU alone, a warp each. They take all multiprocessors: with as
     /// many as the links need they would last longer than what they follow.
     fn local(&self, rows: u32) -> Launch {
         let most = self.stream.device().multiprocessors() * LOCAL_BLOCKS;
         let blocks = rows.div_ceil(LOCAL_THREADS / 32).clamp(1, most);
         Launch { blocks, threads: LOCAL_THREADS, shared_memory: 0, mode: Mode::Plain }
+    }
+}
+
+/// What is launched aside. Whatever becomes of the call, the stream waits for it before memory is given back.
+#[must_use]
+pub(crate) struct Aside<'a> {
+    aside: &'a Stream,
+    stream: &'a Stream,
+}
+
+impl Aside<'_> {
+    /// What is launched aside from here on follows what the stream has now.
+    pub(crate) fn follow(&self) -> Result<(), CudaError> {
+        // SAFETY: both streams live.
+        unsafe { self.aside.follow(self.stream.raw() as usize) }
+    }
+
+    /// What the stream is given from here on follows what was launched aside.
+    pub(crate) fn join(self) -> Result<(), CudaError> {
+        let joined = self.lead();
+        std::mem::forget(self);
+        joined
+    }
+
+    fn lead(&self) -> Result<(), CudaError> {
+        // SAFETY: as above.
+        unsafe { self.aside.lead(self.stream.raw() as usize) }
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        // A driver that refuses this runs nothing any more.
+        let _ = self.lead();
     }
 }
 

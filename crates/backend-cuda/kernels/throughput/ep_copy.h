@@ -6,6 +6,8 @@
  *            The one with the task of the tail copies, too, but for that of the first block: it waits for the others' chunks, and raises
  *            the cells of pieces that are there.
  *            (A copier that did so would be late with its next chunk, and with it all that follows: fences of the system take long)
+ *            Where the rows are sums that another launch makes there (fold.cu), it counts them, each for a chunk; there are no copiers, and this
+ *            rank is told of its own rows, too
  *   memory   both ends in memory of the own GPU, where rows lie alike; the rows of the own rank are read where they are. How many
  *            rows there are is known to the device alone, so that a graph may replay it. shared: `stages` chunks a copier
  *   rules    F3: a chunk is written, fence, count; the teller sees the count, fence, cell. F5: a stage is loaded again when its chunk
@@ -83,13 +85,13 @@ EP_DEV void ep_tell_piece(const EpRank& r, ep_u32 peer, ep_u32 piece) {
 EP_DEV void ep_tell_pieces(const EpRank& r, const EpCombineArgs& a, ep_u64 began) {
     const ep_u32 piece = threadIdx.x % 32, ranks = r.w.ranks;
     ep_u32 left = 0;
-    for (ep_u32 peer = 0; peer < ranks; ++peer) left += peer != r.me && ep_extent(r, a, peer, piece).bytes > 0;
+    for (ep_u32 peer = 0; peer < ranks; ++peer) left += (a.folds || peer != r.me) && ep_extent(r, a, peer, piece).bytes > 0;
     while (__any_sync(EP_FULL, left > 0)) {
         for (ep_u32 first = 0; first < ranks; first += 32) {
             ep_u32 there = 0; /* bits: ranks from first on whose piece is */
             for (ep_u32 i = 0; i < 32 && first + i < ranks; ++i) {
                 ep_u32* copied = (ep_u32*)a.copied + (first + i) * EP_PIECES + piece;
-                const ep_u32 chunks = first + i == r.me ? 0 : ep_chunks(ep_extent(r, a, first + i, piece), a.chunk);
+                const ep_u32 chunks = first + i == r.me && !a.folds ? 0 : ep_chunks(ep_extent(r, a, first + i, piece), a.chunk);
                 /* 0 again once it was told of. */
                 if (chunks == 0 || ep_ld_relaxed(copied) != chunks) continue;
                 *copied = 0;
@@ -224,6 +226,6 @@ EP_DEV void ep_offer_rows(const EpRank& r, const EpCombineArgs& a, ep_u8* shared
         ep_be_slow();
     }
     if (tells) ep_tell_pieces(r, a, began);
-    else ep_copy_rows(r, a, shared, index, ep_block() * a.copiers + index - 1, ep_blocks() * a.copiers - 1);
+    else if (!a.folds) ep_copy_rows(r, a, shared, index, ep_block() * a.copiers + index - 1, ep_blocks() * a.copiers - 1);
 }
 #endif

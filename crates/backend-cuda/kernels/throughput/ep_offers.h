@@ -39,6 +39,10 @@ EP_DEV bool ep_learn_sources(const EpRank& r, const EpCombineArgs& a, EpSource* 
             source.payload_step = (ep_u32)a.y_stride;
             if (a.own_weights) source.choices = ep_here(a.own_weights + (ep_u64)first * r.w.topk * 4);
             source.choices_step = r.w.topk * 4;
+            if (a.folds) {
+                source.rows = ((const ep_u32*)a.matrix)[r.me * r.w.ranks + rank];
+                source.piece = ep_rows_of_piece(source.rows);
+            }
         } else if (ep_is_neighbour(r, rank) && !ep_is_beyond(r, rank) && ep_take_note(r, rank, began, &note) &&
                    ep_check_block(r, rank, note, ep_results_bytes(r.w, note.opening.rows))) {
             source.rows = ((const ep_u32*)a.matrix)[r.me * r.w.ranks + rank];

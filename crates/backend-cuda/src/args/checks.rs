@@ -255,6 +255,8 @@ c_enum! {
         SpareSlotsLeft = 42,
         /// Rows by expert: rows of all lots are copied when those of the first have come.
         LotEarly = 43,
+        /// Rows by expert: a row's sum is said to be there before it is, where a combine runs beside.
+        FoldToldEarly = 44,
     }
 }
 

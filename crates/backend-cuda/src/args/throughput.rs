@@ -309,6 +309,8 @@ c_struct! {
         pub(crate) slots: u64,
         /// u32 [ranks + 1]: first row of each source; last: rows received.
         pub(crate) first_of: u64,
+        /// u32 [ranks, EP_PIECES], zero before: rows of each piece that are summed. Or 0: nobody waits for them.
+        pub(crate) copied: u64,
         /// Out: [rows] rows, out_stride bytes apart, of which those received are summed.
         pub(crate) out: u64,
         /// Bytes from one row of out to the next, a multiple of 16.
@@ -385,6 +387,10 @@ c_struct! {
         pub(crate) stages: u32,
         /// Bytes of a stage, a multiple of 16.
         pub(crate) chunk: u32,
+        /// Not 0: a launch beside this one makes the rows of the block, and counts them in `copied`; a chunk is a row, and nobody copies.
+        pub(crate) folds: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 

@@ -172,7 +172,13 @@ impl CudaEndpoint {
         }
     }
 
-    /// Enqueues, before the kernels of a combine, what sums the results `y` of rows by expert.
+    /// Whether peers may pull sums of rows by expert while others are made: from a block of so many rows that it is worth it.
+    pub(super) fn folds_beside(&self, tokens: u32, sums: &Rows) -> bool {
+        let results = u64::from(tokens) * u64::from(self.shape().topk()) * self.shape().result_bytes();
+        sums.lease().is_some() && !self.stream().is_capturing() && self.device.launches(results) > 1
+    }
+
+    /// Enqueues, before the kernels of a combine, or aside for them to wait for, what sums the results `y` of rows by expert.
     pub(super) fn fold(
         &self,
         call: Call,
@@ -191,7 +197,7 @@ impl CudaEndpoint {
             rows: placed.rows,
             room: placed.room,
             remainder: remainder.into(),
-            reserved: 0,
+            ..args::Fold::default()
         };
         // SAFETY: results, plan, slots and sums are memory of the own stream's, for as many rows and slots as the handle says.
         Ok(unsafe { self.device.fold(call, &args) }?)

@@ -9,6 +9,7 @@ use ep_core::{Endpoint as _, Error};
 use super::replayed::Replayed;
 use super::{Array, CudaEndpoint, Rows};
 use crate::args;
+use crate::rank::{Aside, Call, Offered};
 
 impl CudaEndpoint {
     pub(super) async fn combine_rows(
@@ -42,8 +43,11 @@ impl CudaEndpoint {
         let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
         let (rings, pulled) = self.way(Kind::Combine, rings, handle.outboxes(), options.outbox);
         let results = y;
+        let mut aside = None;
         if let Some((placed, sums)) = &folding {
-            self.fold(call, results, sums, (plan, placed), options.remainder)?;
+            let is_aside = pulled.is_none() && self.folds_beside(handle.tokens(), sums);
+            aside = if is_aside { self.device.fork()? } else { None };
+            self.fold(Call { is_aside, ..call }, results, sums, (plan, placed), options.remainder)?;
         }
         let y = folding.as_ref().map_or(results, |(_, sums)| sums);
         let (offered, copy) = if pulled.is_some() { (None, None) } else { self.offer(y, handle) };
@@ -98,8 +102,15 @@ impl CudaEndpoint {
             unsafe { self.device.combine_pulled(call, &args, steps) }?;
         } else {
             // SAFETY: as above.
-            unsafe { self.device.combine(call, &args, copy.is_some()) }?;
+            let offered = match (&copy, &aside) {
+                (Some(_), _) => Offered::Copied,
+                (None, Some(_)) => Offered::Folded,
+                (None, None) => Offered::Whole,
+            };
+            // SAFETY: as above.
+            unsafe { self.device.combine(call, &args, offered) }?;
         }
+        aside.map_or(Ok(()), Aside::join)?;
         let event = self.end(capture.is_some()).await?;
         self.desk.ways.combined(handle.rows(), offered.is_some());
         lease.inspect(|lease| lease.take_back());

@@ -13,7 +13,7 @@ use super::replayed::{Known, Replayed};
 use super::{Array, CudaEndpoint, Rows, report};
 use crate::args;
 use crate::driver::Capture;
-use crate::rank::{Call, Chosen, Counting, DevicePlan, HostCounts};
+use crate::rank::{Aside, Call, Chosen, Counting, DevicePlan, HostCounts};
 
 type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
 
@@ -509,25 +509,27 @@ impl CudaEndpoint {
         unpack: Option<&args::Unpack>,
         spreading: &Spreading<'_>,
     ) -> Result<(), Error> {
-        let aside = Call { is_aside: true, ..call };
-        let mut place = |launch: u32| -> Result<(), Error> {
-            let [lot, end_lot] = [launch, launch + 1].map(|launch| placing.lots * launch / launches);
+        let beside = Call { is_aside: true, ..call };
+        let mut aside = None;
+        for launch in 0..launches {
+            let [lot, end_lot] = [launch, launch + 1].map(|launch| (placing.lots * launch).div_ceil(launches));
+            // Lots that are left over are the first's: what the last brings is copied when nothing comes any more.
             // The first brings all headers, so that slots are found before the rows are there.
             let headers = if launch == 0 { placing.headers } else { 0 };
             // SAFETY: as in `move_rows`.
             unsafe { self.device.dispatch(call, &args::Dispatch { lot, end_lot, headers, ..*placing }) }?;
-            self.device.fork()?;
-            if launch == 0 {
-                // SAFETY: as above: what the stream had when it forked has happened, and it joins what is launched aside.
-                unpack.map_or(Ok(()), |args| unsafe { self.device.unpack(aside, args) })?;
-                self.find_slots(aside, spreading)?;
+            match &aside {
+                None => {
+                    aside = self.device.fork()?;
+                    // SAFETY: as above: what the stream had when it forked has happened, and it joins what is launched aside.
+                    unpack.map_or(Ok(()), |args| unsafe { self.device.unpack(beside, args) })?;
+                    self.find_slots(beside, spreading)?;
+                }
+                Some(aside) => aside.follow()?,
             }
-            self.spread_lots(aside, spreading, lot..end_lot)
-        };
-        let moved = (0..launches).try_for_each(&mut place);
-        let joined = self.device.join();
-        moved?;
-        Ok(joined?)
+            self.spread_lots(beside, spreading, lot..end_lot)?;
+        }
+        Ok(aside.map_or(Ok(()), Aside::join)?)
     }
 
     /// What the user gets, without counts.

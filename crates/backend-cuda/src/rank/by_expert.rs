@@ -77,16 +77,20 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn spread(&self, call: Call, args: &args::Spread) -> Result<(), CudaError> {
         let rows = if args.zeros > 0 { args.rows.max(args.room) } else { args.rows };
+        let shape = if args.end_lot < args.lots { self.beside(rows) } else { self.local(rows) };
         // SAFETY: as the caller promises.
-        unsafe { self.launch(self.kernels.spread, self.local(rows), call, args) }
+        unsafe { self.launch(self.kernels.spread, shape, call, args) }
     }
 
-    /// Sums the results of each received row's choices.
+    /// Sums the results of each received row's choices. Aside it counts them, for a combine that [waits for them](super::combine::Offered::Folded).
     ///
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn fold(&self, call: Call, args: &args::Fold) -> Result<(), CudaError> {
+        let (shape, copied) =
+            if call.is_aside { (self.beside(args.rows), self.copied.address()) } else { (self.local(args.rows), 0) };
+        let args = args::Fold { copied, ..*args };
         // SAFETY: as the caller promises.
-        unsafe { self.launch(self.kernels.fold, self.local(args.rows), call, args) }
+        unsafe { self.launch(self.kernels.fold, shape, call, &args) }
     }
 }

@@ -68,6 +68,11 @@ impl Shape {
         Self { pulling, sums, copiers: copiers(pulling), chunk, shared_memory }
     }
 
+    /// The same with a warp that tells of rows of so many bytes, which others make.
+    fn telling(self, row: u32) -> Self {
+        Self { pulling: self.pulling.min(COMBINE_WARPS - 1), copiers: 1, chunk: row, ..self }
+    }
+
     /// The same where rows go through registers.
     fn of_loads(blocks: u32, topk: u32, (ranks, desk): (u32, u32), copies: bool) -> Self {
         let copiers = if copies { COPIERS } else { 0 };
@@ -78,6 +83,17 @@ impl Shape {
         let shared_memory = state(ranks, pulling, desk) + copy_state(copiers);
         Self { pulling, sums: SumShape::default(), copiers, chunk: LOADED_CHUNK, shared_memory }
     }
+}
+
+/// The rows of the offered block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Offered {
+    /// They are there, or none is offered.
+    Whole,
+    /// They lie elsewhere and are copied there, all but those of the own rank.
+    Copied,
+    /// A launch aside [makes them](RankDevice::fold).
+    Folded,
 }
 
 /// Bytes of what each block keeps of ranks; `desk` of these are those of the reducer of rings.
@@ -97,12 +113,16 @@ fn chunk(copiers: u32, room: u32) -> u32 {
 }
 
 impl RankDevice {
-    /// Pulls and sums; rows that were not offered come through rings. Where the own rows are not in the offered block yet, it `copies` them
-    /// there, all but those of the own rank; `args` without what only this needs.
+    /// Pulls and sums; rows that were not offered come through rings; `args` without what only this needs.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
-    pub(crate) unsafe fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
+    pub(crate) unsafe fn combine(
+        &self,
+        call: Call,
+        args: &args::CombineRing,
+        offered: Offered,
+    ) -> Result<(), CudaError> {
         if let Some(offer_none) = self.kernels.offer_none {
             let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
             // SAFETY: as the caller promises, for both.
@@ -112,7 +132,7 @@ impl RankDevice {
             };
         }
         // A rank alone has no peers that pull.
-        let (copies, ranks, w) = (copies && self.ranks() > 1, self.ranks(), &self.view.w);
+        let (copies, ranks, w) = (offered == Offered::Copied && self.ranks() > 1, self.ranks(), &self.view.w);
         let desk = Desk::new(ranks, 1, w.topk).bytes(ONE_DEPTH, 1, 1);
         let shape = if self.kernels.copies_in_bulk {
             let memory = self.stream.device().shared_memory();
@@ -120,6 +140,7 @@ impl RankDevice {
         } else {
             Shape::of_loads(self.blocks, w.topk, (ranks, desk), copies)
         };
+        let shape = if offered == Offered::Folded { shape.telling(w.result_stride as u32) } else { shape };
         // Pullers first: they meet by themselves, as the block's first threads. One of the copiers tells which rows are there.
         let block = block_roles(&[
             (Duty::Reducer, Task::Rows, shape.pulling),
@@ -132,6 +153,7 @@ impl RankDevice {
         if shape.copiers > 0 {
             let combine = &mut own.ring.combine;
             (combine.copiers, combine.stages, combine.chunk) = (shape.copiers, STAGES, shape.chunk);
+            combine.folds = (offered == Offered::Folded).into();
             combine.copied = self.copied.address();
         }
         let shape = Launch {

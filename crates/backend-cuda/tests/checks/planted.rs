@@ -52,7 +52,7 @@ const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 /// Pieces and windows that differ between ranks.
 const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
-pub(crate) const FAULTS: [Fault; 40] = [
+pub(crate) const FAULTS: [Fault; 41] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -77,6 +77,7 @@ pub(crate) const FAULTS: [Fault; 40] = [
     fault(Plant::PaddingLeft, PACKED, &["byte of the rows by expert"]),
     fault(Plant::ShareEarly, BY_EXPERT, &["choices of an expert", "slots", "offsets"]),
     fault(Plant::PaddingLeft, BY_EXPERT, &["byte of the rows by expert"]),
+    fault(Plant::FoldToldEarly, CHANNELS, &["combined_x"]),
     fault(Plant::LotEarly, CHANNELS, &["byte of the rows by expert"]),
     fault(Plant::RoomLeft, UNCOUNTED, &["byte of the rows by expert"]),
     fault(Plant::SpareSlotsLeft, UNCOUNTED, &["slots"]),

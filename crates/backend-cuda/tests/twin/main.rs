@@ -46,7 +46,7 @@ const DEADLINE: Nanos = Nanos::from_secs(6);
 
 /// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units, of
 /// rows by expert.
-const FOUND: [Plant; 20] = [
+const FOUND: [Plant; 21] = [
     Plant::LowUnitsTorn,
     Plant::LowResultsTorn,
     Plant::TailBeforeData,
@@ -59,6 +59,7 @@ const FOUND: [Plant; 20] = [
     Plant::ShareEarly,
     Plant::PaddingLeft,
     Plant::LotEarly,
+    Plant::FoldToldEarly,
     Plant::RoomLeft,
     Plant::SpareSlotsLeft,
     Plant::ChoiceUntold,
