@@ -49,6 +49,8 @@ pub struct Seen {
     pub slots: Vec<i32>,
     /// `[ranks, local experts]`: first row of each source at each expert.
     pub offsets: Vec<i32>,
+    /// `[slots]`: weight of each slot's choice, where it was told.
+    pub weights: Option<Vec<f32>>,
 }
 
 impl Seen {
@@ -65,7 +67,8 @@ impl Seen {
             Some(counts) => ep.values(&counts.rows)?.first().copied().unwrap_or(0),
             None => got.rows,
         };
-        Ok(Self { observed, rows, stays, first, counts, slots, offsets })
+        let weights = told.weights.as_ref().map(|weights| ep.values(weights)).transpose()?;
+        Ok(Self { observed, rows, stays, first, counts, slots, offsets, weights })
     }
 
     /// What an expert of `rank` multiplies the row of a choice by.
@@ -227,6 +230,18 @@ impl Expected {
         all
     }
 
+    /// The weights of the rows by expert, 0 where a slot is no choice's.
+    fn weights(&self) -> Vec<f32> {
+        let topk_weights = &self.arrival.received.topk_weights;
+        let mut all = vec![0.0; self.room];
+        for (slot, &weight) in self.expanded.slots.iter().zip(topk_weights) {
+            if let Ok(slot) = usize::try_from(*slot) {
+                all[slot] = weight;
+            }
+        }
+        all
+    }
+
     /// The bytes of the rows by expert that a rank saw, without what lies in padding where that is undefined.
     fn defined(&self, world: &World, mut seen: Vec<u8>) -> Vec<u8> {
         let mut is_row = self.expanded.picks.iter().map(Option::is_some);
@@ -322,6 +337,9 @@ pub(crate) fn dispatched(
     let row_bytes = world.shape().row_bytes() as usize;
     let rows = expected.defined(world, got.recv_x.clone());
     compared.values += at.numbers("byte of the rows by expert", row_bytes, &rows, &expected.bytes(world))?;
+    if let Some(weights) = &seen.weights {
+        compared.weights += at.weights("weights by expert", 1, weights, &expected.weights())?;
+    }
     if !cached {
         let aligned: Vec<u32> = first.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
         compared.indices += at.numbers("recv_counts", 1, &got.expert_counts, &aligned)?;

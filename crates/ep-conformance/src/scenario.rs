@@ -388,7 +388,7 @@ impl Scenario {
 }
 
 /// Lets the arena of rank `full` have no room left for more than a few rows: what it holds from then on. All ranks take part.
-async fn fill_arena<E: ep_core::Endpoint>(ep: &mut E, full: Rank) -> Result<Vec<E::Buf>, Error> {
+pub(crate) async fn fill_arena<E: ep_core::Endpoint>(ep: &mut E, full: Rank) -> Result<Vec<E::Buf>, Error> {
     let (hidden, topk) = (ep.shape().hidden() as usize, ep.shape().topk() as usize);
     let mut batch = Batch { tokens: 1, x: vec![0; hidden], topk_idx: vec![-1; topk], topk_weights: vec![0.0; topk] };
     // One row of every rank, so that little memory is taken at once.

@@ -60,6 +60,7 @@
 /* Meetings of a launch's blocks: indices of EpLocal.arrived. */
 #define EP_MEETING_MOVED 0u /* Rows have been moved. */
 #define EP_MEETING_READ 1u /* Rows have been read. */
+#define EP_MEETING_PLACED 2u /* Rows have been placed, before those that go through rings. */
 
 /* The first failure of a rank, in host memory that the device writes. The status is written last. */
 struct EpReport {

@@ -108,7 +108,10 @@ def times(clock: Clock, batch: Batch, expand: bool, alignment: int) -> list[floa
 def work(rank: int, world: int, where: torch.device, hidden: int, sizes: list[int], samples: int) -> None:
     clock = Clock(where, samples)
     say(rank, f"{world} ranks, hidden {hidden}, top-{TOPK} of {EXPERTS}; us\n")
-    say(rank, "tokens  rows      alignment  bf16 cached  bf16 uncounted  FP8 cached  FP8 uncounted  combine  rounded once")
+    say(
+        rank,
+        "tokens  rows      alignment  bf16 cached  bf16 uncounted  FP8 cached  FP8 uncounted  combine  rounded once",
+    )
     for tokens in sizes:
         batch = Batch.of(tokens, hidden, rank, where)
         for expand, alignment in ((False, 1), (True, 1), (True, 128)):

@@ -72,6 +72,7 @@ pub(crate) struct ByExpert {
     pub(crate) experts: Experts,
     pub(crate) slots: Tensor,
     pub(crate) offsets: Tensor,
+    pub(crate) weights: Option<Tensor>,
 }
 
 /// First slots and rows of experts. See [`moexpress::engine::ExpertSlots`].

@@ -160,6 +160,10 @@ impl<E: Backend> Rank<E> {
                 },
                 slots: self.endpoint.array_out(told.slots, vec![room, topk])?,
                 offsets: self.endpoint.array_out(told.offsets, vec![self.layout.topology().ranks().into(), local])?,
+                weights: match told.weights {
+                    Some(weights) => Some(self.endpoint.array_out(weights, vec![out.x.shape[0]])?),
+                    None => None,
+                },
             }),
             None => None,
         };

@@ -43,6 +43,7 @@ struct Parts {
     slot_counts: Option<Tensor>,
     slots: Option<Tensor>,
     offsets: Option<Tensor>,
+    slot_weights: Option<Tensor>,
 }
 
 impl Dispatched {
@@ -51,8 +52,9 @@ impl Dispatched {
         let calls::Dispatched { x, scales, rows, choices, source_token, source_rank, .. } = dispatched;
         let calls::Dispatched { expert_counts, counts, by_expert, handle, .. } = dispatched;
         let ((topk_idx, topk_weights), (device_rows, device_counts)) = (choices.unzip(), counts.unzip());
-        let (experts, places) = by_expert.map(|told| (told.experts, (told.slots, told.offsets))).unzip();
-        let (slots, offsets) = places.unzip();
+        let (experts, places) = by_expert.map(|told| (told.experts, (told.slots, told.offsets, told.weights))).unzip();
+        let (slots, offsets, slot_weights) =
+            places.map_or((None, None, None), |(slots, offsets, weights)| (Some(slots), Some(offsets), weights));
         let (by_expert, on_device) = match experts {
             Some(Experts::OnHost(first, counts)) => (Some((first, counts)), None),
             Some(Experts::OnDevice(first, counts)) => (None, Some((first, counts))),
@@ -72,6 +74,7 @@ impl Dispatched {
             slot_counts,
             slots,
             offsets,
+            slot_weights,
         };
         let handle = Handle { inner: handle, me, topology };
         Self { parts: Mutex::new(parts), rows, expert_counts, by_expert, handle }
@@ -148,6 +151,11 @@ impl Dispatched {
     /// First slot of each source at each local expert, of rows by expert.
     fn offsets<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.offsets)
+    }
+
+    /// The weight of each slot's choice, where it is told.
+    fn slot_weights<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.slot_weights)
     }
 
     /// For combine and cached dispatches.

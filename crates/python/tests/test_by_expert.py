@@ -100,6 +100,18 @@ class Expected:
                 assert int(told.offsets[source, expert]) == told.first[expert] + before
         assert told.offsets.dtype == torch.int32 and told.offsets.shape == (layer.world, local)
 
+    def check_weights(self, got: Received, told: bool) -> None:
+        """Of all slots, 0 where one is no choice's; ``told``: of rows whose choices travelled."""
+        assert got.by_expert is not None
+        weights = got.by_expert.weights
+        if not told:
+            assert weights is None
+            return
+        assert weights is not None and got.topk_weights is not None
+        expected, places = torch.zeros(len(got.x)), got.by_expert.slots.cpu()
+        expected[places[places >= 0].long()] = got.topk_weights.cpu()[places >= 0]
+        assert torch.equal(weights.cpu(), expected)
+
     def results(self) -> torch.Tensor:
         """What experts give, NaN where no row is."""
         y = torch.full((len(self.expanded.choices), self.layer.hidden), torch.nan).bfloat16()
@@ -124,6 +136,7 @@ def check(rank: int, world: int, element: str, alignment: int, placement: str, k
             got = communicator.dispatch(x.to(where), idx, weights, scales=scales, **asked)
             expected.check_rows(got, zeros=zeros)
             expected.check_places(got.by_expert)
+            expected.check_weights(got, True)
             rows = len(expected.rows.source_rank)
             assert got.rows == rows and got.handle.rows == rows and got.handle.result_rows == len(got.x)
             assert torch.equal(got.source_token.cpu(), expected.rows.source_token)
@@ -140,6 +153,7 @@ def check(rank: int, world: int, element: str, alignment: int, placement: str, k
             cached = communicator.redispatch(x2.to(where), got.handle, scales=scales2)
             expected.check_rows(cached, 2.0, zeros=zeros)
             expected.check_places(cached.by_expert)
+            expected.check_weights(cached, False)
             by_source = communicator.dispatch(x.to(where), idx, weights, scales=scales, alignment=alignment)
             assert by_source.by_expert is None and len(by_source.x) == rows
             del got, cached, by_source
@@ -163,6 +177,7 @@ def check_uncounted(rank: int, world: int, element: str, alignment: int, placeme
             got = communicator.dispatch(x.to(where), idx, weights, scales=scales, zero_spare=zeros, **asked)
             expected.check_rows(got, room=room, zeros=zeros)
             expected.check_places(got.by_expert, worst)
+            expected.check_weights(got, True)
             assert got.rows == worst and got.handle.rows == worst and got.handle.result_rows == room
             assert got.device_counts is not None and got.device_counts[0].tolist() == [rows]
             assert got.topk_idx is not None and torch.equal(got.topk_idx[:rows].cpu(), expected.rows.topk_idx)
@@ -178,6 +193,7 @@ def check_uncounted(rank: int, world: int, element: str, alignment: int, placeme
             cached = communicator.redispatch(x2.to(where), got.handle, scales=scales2)
             expected.check_rows(cached, 2.0, room, zeros)
             expected.check_places(cached.by_expert, worst)
+            expected.check_weights(cached, False)
             del got, cached
 
 

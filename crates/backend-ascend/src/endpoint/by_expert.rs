@@ -73,7 +73,7 @@ impl Placed {
             Some([first, counts]) => ExpertSlots::OnDevice { first: first.clone(), counts: counts.clone() },
             None => ExpertSlots::OnHost { first: self.first.clone(), counts: self.counts.clone() },
         };
-        ByExpert { experts, slots: self.slots.clone(), offsets: self.offsets.clone() }
+        ByExpert { experts, slots: self.slots.clone(), offsets: self.offsets.clone(), weights: None }
     }
 
     fn memory(&self) -> [Held; 3] {

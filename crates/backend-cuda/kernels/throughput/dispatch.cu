@@ -267,10 +267,15 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
         ep_move_rows(r, a, places, role.index, stages + (ep_u64)role.index * a.stages * a.piece, bars + role.index * a.stages);
     else if (role.task == EP_TASK_HEADERS)
         ep_write_headers(r, a, places, role);
-    if (rings && ends && a.plays && !ep_failed(r)) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
+    const bool plays = rings && ends && a.plays;
+    if (plays) {
+        /* Told first: a peer whose batch takes several launches sends through rings in its last one, and waits for what is placed before that. */
+        if (ep_last_block(r, EP_MEETING_PLACED) && !ep_failed(r)) ep_publish_lots(r, a);
+        if (!ep_failed(r)) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
+    }
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;
-    ep_publish_lots(r, a);
+    if (!plays) ep_publish_lots(r, a);
     if (a.base != EP_NO_BASE) ep_wait_lots(r, a, began);
     __syncthreads();
     if (ep_failed(r) || !ends) return;

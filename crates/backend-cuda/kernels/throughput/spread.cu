@@ -1,5 +1,5 @@
 /*
- * ep_spread_kernel: rows by expert. Each received row goes to the slots of its choices (slots.cu); where it shall, all other slots become zeros: those
+ * ep_spread_kernel: rows by expert. Each received row goes to the slots of its choices (slots.cu), with their weights; where it shall, all other slots become zeros: those
  * behind the rows of each expert, and those behind the last as far as there is room. How many rows came, only the device may know.
  *
  *   launch   any number of blocks of 256 threads, behind the kernels that bring the rows and their slots; nothing is waited for. It moves memory
@@ -41,7 +41,9 @@ EP_DEV void ep_spread_padding(const EpRank& r, const EpSpreadArgs& a, ep_u32 num
 EP_DEV bool ep_is_of_lots(const EpRank& r, const EpSpreadArgs& a, ep_u32 row) {
     if (a.lot == 0 && a.end_lot == a.lots) return true;
     if (ep_planted(r, EP_PLANT_LOT_EARLY)) return a.lot == 0;
-    const ep_u32 token = ((const ep_u32*)a.source_token)[row], tokens = ((const ep_u32*)a.tokens_of)[((const ep_u32*)a.source_rank)[row]];
+    /* The user holds these, too: whatever became of them, nothing is read beyond. */
+    const ep_u32 token = ((const ep_u32*)a.source_token)[row], source = ((const ep_u32*)a.source_rank)[row];
+    const ep_u32 tokens = source < r.w.ranks ? ((const ep_u32*)a.tokens_of)[source] : 0;
     return token >= ep_channel_first(tokens, a.lots, a.lot) && token < ep_channel_first(tokens, a.lots, a.end_lot);
 }
 
@@ -83,6 +85,7 @@ EP_KERNEL(256) ep_spread_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpSpreadArgs) a) {
     for (ep_u32 row = number; row < received; row += warps) {
         if (!ep_is_of_lots(r, a, row)) continue;
         const ep_u32 slot = lane < topk ? ((const ep_u32*)a.slots)[(ep_u64)row * topk + lane] : EP_FULL;
+        if (a.out_weights && slot < a.room) ((float*)a.out_weights)[slot] = ((const float*)a.weights)[(ep_u64)row * topk + lane];
         const ep_u32 off = ep_planted(r, EP_PLANT_SLOT_OFF_BY_ONE) && slot > 0 ? 1 : 0;
         ep_spread_row(r, a, row, slot - off);
     }

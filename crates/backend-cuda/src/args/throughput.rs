@@ -283,6 +283,10 @@ c_struct! {
         pub(crate) out: u64,
         /// Out: their scales, scales_stride bytes apart; unused where rows have none.
         pub(crate) out_scales: u64,
+        /// f32 [rows, topk]: weight of each choice; unused where out_weights is 0.
+        pub(crate) weights: u64,
+        /// Out, or 0: f32 [room]: those of slots.
+        pub(crate) out_weights: u64,
         /// Received, or made room for.
         pub(crate) rows: u32,
         /// Rows by expert that there is room for. Nothing is stored beyond, whatever became of slots that the user holds, too.

@@ -73,9 +73,9 @@ impl Placed {
         self.room
     }
 
-    /// What the user is told.
-    pub(super) fn told(&self) -> ByExpert<CudaEndpoint> {
-        ByExpert { experts: self.experts.clone(), slots: self.slots.clone(), offsets: self.offsets.clone() }
+    /// What the user is told, with the weights of all slots where they have come.
+    pub(super) fn told(&self, weights: Option<Array<f32>>) -> ByExpert<CudaEndpoint> {
+        ByExpert { experts: self.experts.clone(), slots: self.slots.clone(), offsets: self.offsets.clone(), weights }
     }
 }
 
@@ -92,6 +92,8 @@ pub(super) struct Spreading<'a> {
     pub(super) placed: &'a Placed,
     /// Token and rank of each at its source.
     pub(super) sources: (u64, u64),
+    /// Weights of their choices, and room for those of slots; 0 where they do not travel.
+    pub(super) weights: (u64, u64),
     /// Whether padding becomes zeros.
     pub(super) zeros: bool,
     /// Room for the rows by expert.
@@ -136,7 +138,7 @@ impl CudaEndpoint {
 
     /// Enqueues, behind the kernels that bring the rows of these lots, what copies them to their slots; with the last one padding becomes zeros, if it is to.
     pub(super) fn spread_lots(&self, call: Call, spreading: &Spreading<'_>, lots: Range<u32>) -> Result<(), Error> {
-        let Spreading { x, plan, placed, sources, zeros, out, .. } = *spreading;
+        let Spreading { x, plan, placed, sources, weights, zeros, out, .. } = *spreading;
         let all = self.device.lots();
         let args = args::Spread {
             x: x.0,
@@ -150,6 +152,8 @@ impl CudaEndpoint {
             tokens_of: plan.tokens_of(),
             out: self.address(out),
             out_scales: self.scales(out).0,
+            weights: weights.0,
+            out_weights: weights.1,
             rows: placed.rows,
             room: placed.room,
             zeros: (zeros && lots.end == all).into(),

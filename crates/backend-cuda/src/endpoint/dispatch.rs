@@ -46,8 +46,8 @@ struct Landing {
     x: Option<Rows>,
     topk_idx: Array<i64>,
     topk_weights: Array<f32>,
-    /// Where rows are to stand by expert.
-    by_expert: Option<Rows>,
+    /// Where rows are to stand by expert, and the weights of their choices where these travel.
+    by_expert: Option<(Rows, Option<Array<f32>>)>,
 }
 
 impl CudaEndpoint {
@@ -348,8 +348,9 @@ impl CudaEndpoint {
         self.keep_for(capture, || {
             let counts = received.counts.iter().flat_map(|counts| [counts.rows.memory(), counts.experts.memory()]);
             let arrays = [received.topk_idx.memory(), received.topk_weights.memory()];
+            let of_slots = received.by_expert.as_ref().and_then(|told| told.weights.as_ref().map(Array::memory));
             let all = [x.memory(), received.x.memory(), Arc::new(received.handle.clone()) as _];
-            all.into_iter().chain(arrays).chain(counts).collect()
+            all.into_iter().chain(arrays).chain(of_slots).chain(counts).collect()
         })
     }
 
@@ -359,6 +360,14 @@ impl CudaEndpoint {
             0 => Ok(Array::of_memory(Arc::clone(&self.device.nothing), 0)),
             _ => Array::new(self.stream(), len),
         }
+    }
+
+    /// Weights of so many slots that are no choice's.
+    fn no_weights(&self, slots: u32) -> Result<Array<f32>, Error> {
+        let weights = Array::new(self.stream(), slots as usize)?;
+        // SAFETY: where the call is captured, its results are kept by the graph (`keep_received`).
+        unsafe { weights.fill(0) }?;
+        Ok(weights)
     }
 
     /// Takes memory for what comes.
@@ -374,7 +383,13 @@ impl CudaEndpoint {
             None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
-        let by_expert = batch.placed.map(|placed| Rows::landing(&stream, placed.room(), &row)).transpose()?;
+        let by_expert = match batch.placed {
+            Some(placed) => {
+                let weights = if choices > 0 { Some(self.no_weights(placed.room())?) } else { None };
+                Some((Rows::landing(&stream, placed.room(), &row)?, weights))
+            }
+            None => None,
+        };
         let (topk_idx, topk_weights) = (self.room_for(choices)?, self.room_for(choices)?);
         let landing = Landing { block, x, topk_idx, topk_weights, by_expert };
         if landing.block.is_none() && batch.spare {
@@ -441,13 +456,14 @@ impl CudaEndpoint {
         let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
         // Where rows come to, and their scales.
         let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));
-        let spreading = batch.placed.zip(landing.by_expert.as_ref()).map(|(placed, out)| Spreading {
+        let spreading = batch.placed.zip(landing.by_expert.as_ref()).map(|(placed, (out, of_slots))| Spreading {
             x: (x, scales),
             // A cached dispatch brings no choices: their slots are known.
             topk_idx: idx,
             plan,
             placed,
             sources: (tokens.address(), ranks.address()),
+            weights: (weights, of_slots.as_ref().map_or(0, Array::address)),
             zeros: batch.zero_spare,
             out,
         });
@@ -553,14 +569,14 @@ impl CudaEndpoint {
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);
         self.desk.ways.dispatched(rows, by_source.lease().is_some());
         let placed = handle.kept::<Replayed>()?.placed.as_ref();
-        let told = placed.map(Placed::told);
-        let x = match by_expert {
-            Some(rows) => {
+        let (x, weights) = match by_expert {
+            Some((rows, weights)) => {
                 self.keep_by_source(capture, &by_source)?;
-                rows
+                (rows, weights)
             }
-            None => by_source,
+            None => (by_source, None),
         };
+        let told = placed.map(|placed| placed.told(weights));
         Ok(Received {
             x,
             by_expert: told,

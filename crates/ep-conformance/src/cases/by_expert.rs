@@ -13,7 +13,7 @@ use crate::backend::{Backend, Requirement, Setup};
 use crate::by_expert::{How, Seen, cached_round, compare, round};
 use crate::drive::{self, Round, bias_rows, upload};
 use crate::harness::Case;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, fill_arena};
 use crate::verify::{self, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
 
@@ -104,6 +104,8 @@ struct Stage {
     batches: [Vec<Batch>; 2],
     /// Of each batch, `[ranks]`.
     how: [Vec<How>; 2],
+    /// A rank whose arena has no room left.
+    full: Option<Rank>,
 }
 
 impl Stage {
@@ -136,13 +138,17 @@ impl Stage {
         };
         // The memory that the first leaves is full of its rows.
         let how = [how(&batches[0], true)?, how(&batches[1], false)?];
-        Ok(Self { batches, setup, world, how })
+        Ok(Self { batches, setup, world, how, full: scenario.full })
     }
 
     async fn play<E: Endpoint>(&self, ep: &mut E) -> Result<Story, Error> {
         let at = ep.rank().index();
         let [first, second] = [0, 1].map(|round| &self.batches[round][at]);
         let [how, how_before] = [0, 1].map(|round| &self.how[round][at]);
+        let _kept = match self.full {
+            Some(full) => fill_arena(ep, full).await?,
+            None => Vec::new(),
+        };
         let (before, _) = round(ep, &self.world, second, how_before).await?;
         let (fresh, handle) = round(ep, &self.world, first, how).await?;
         let cached = cached_round(ep, &self.world, second, &handle, how).await?;
@@ -230,7 +236,9 @@ fn several_channels<B: Backend>(backend: &B) -> Verdict {
         let coded = Scenario { element: Element::Fp8(Scaling::Exact), hidden: 400, drop: 0.3, ..several.clone() };
         check_in(backend, &Scenario { seed, ..coded }, asked(Some(5)), None)?;
     }
-    Ok(())
+    // One rank has no room: what it gets comes through rings, behind what all others are told of.
+    let full = Scenario { seed: 7, full: Some(Rank(1)), ..several };
+    check_in(backend, &full, Asked { alignment: 8, spare: Some(5), remainder: false }, None)
 }
 
 fn without_tokens<B: Backend>(backend: &B) -> Verdict {
@@ -364,7 +372,7 @@ fn repeats<B: Backend>(backend: &B) -> Verdict {
 /// A rank makes room for one choice of a row, as its tokens name an expert once. Another's names it twice.
 fn too_many_choices<B: Backend>(backend: &B) -> Verdict {
     let scenario = Scenario { local_experts: 1, topk: 2, ..scenario(2, 1) };
-    let Stage { setup, world, batches: [batches, _], how: [how, _] } =
+    let Stage { setup, world, batches: [batches, _], how: [how, _], .. } =
         Stage::new(&scenario, Asked { alignment: 1, spare: Some(0), remainder: false }).map_err(text)?;
     let outcomes = backend.run(&setup, async |mut ep| {
         let me = ep.rank().index();

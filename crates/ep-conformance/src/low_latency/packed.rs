@@ -85,6 +85,7 @@ fn seen<E: LowLatency>(ep: &E, got: &LowReceived<E>) -> Result<Seen, Error> {
         first,
         counts,
         slots,
+        weights: None,
     })
 }
 

@@ -11,6 +11,8 @@ c_enum! {
         Moved = 0,
         /// Rows have been read.
         Read = 1,
+        /// Rows have been placed, before those that go through rings.
+        Placed = 2,
     }
 }
 

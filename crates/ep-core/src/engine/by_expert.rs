@@ -112,10 +112,10 @@ fn placed<M: Machine>(
     expansion.in_room(topk, rows as u32, slots).map_err(too_many)
 }
 
-/// What the user is told of an expansion; `on_device`: not on the host.
-pub(super) fn told<E>(expansion: &Expansion, on_device: bool) -> ByExpert<E>
+/// What the user is told of an expansion; `on_device`: not on the host. `weights`: of the choices of the rows that came, and room for so many slots.
+pub(super) fn told<E>(expansion: &Expansion, on_device: bool, weights: Option<(&[f32], u32)>) -> ByExpert<E>
 where
-    E: Endpoint<Array<i32> = Vec<i32>, Array<u32> = Vec<u32>>,
+    E: Endpoint<Array<i32> = Vec<i32>, Array<u32> = Vec<u32>, Array<f32> = Vec<f32>>,
 {
     let (first, counts) = (expansion.first().to_vec(), expansion.counts().to_vec());
     ByExpert {
@@ -125,6 +125,15 @@ where
         },
         slots: expansion.slots().to_vec(),
         offsets: expansion.offsets().to_vec(),
+        weights: weights.map(|(weights, room)| {
+            let mut of_slots = vec![0.0; room as usize];
+            for (&slot, &weight) in expansion.slots().iter().zip(weights) {
+                if let Some(of_slot) = usize::try_from(slot).ok().and_then(|slot| of_slots.get_mut(slot)) {
+                    *of_slot = weight;
+                }
+            }
+            of_slots
+        }),
     }
 }
 

@@ -194,7 +194,9 @@ impl<M: Machine> Engine<M> {
         self.desk.ways.dispatched(bound, matches!(x, HostRows::Leased(_)));
         let (x, by_expert, expansion) = match spread {
             Some(Spread { x, expansion }) => {
-                (x, Some(by_expert::told(&expansion, batch.places_on_device)), Some(expansion))
+                let fresh = batch.kind != Kind::CachedDispatch;
+                let weights = fresh.then_some((&taken.topk_weights[..], x.rows()));
+                (x, Some(by_expert::told(&expansion, batch.places_on_device, weights)), Some(expansion))
             }
             None => (x, None, None),
         };

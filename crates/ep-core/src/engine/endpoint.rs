@@ -199,6 +199,9 @@ pub struct ByExpert<E: Endpoint + ?Sized> {
     /// `[ranks, local experts]`: the first slot of each source at each expert. Its rows there end where those of the next source begin; those of
     /// the last source at `first + counts`.
     pub offsets: E::Array<i32>,
+    /// `[slots]`: the weight of each slot's choice, 0 where the slot is no choice's, of as many slots as `x` has room for. None along a handle, as
+    /// weights do not travel again, and where a backend leaves it to its user.
+    pub weights: Option<E::Array<f32>>,
 }
 
 /// What a rank received from a dispatch. Rows are ordered by source rank, then by token.

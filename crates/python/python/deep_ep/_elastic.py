@@ -342,7 +342,8 @@ class Elastic:
                 x = _ordered(expansion, x, order)
                 scales = None if scales is None else _ordered(expansion, scales, order)
                 if layout.expand and weights is not None:
-                    weights = expansion.weights(weights)
+                    told = received.by_expert.weights if received.by_expert is not None else None
+                    weights = told if told is not None else expansion.weights(weights)
             else:
                 x, scales = _parts(taken(rows, received, arena, defer))
             if scales is not None and layout.columns_first:

@@ -78,6 +78,9 @@ class ByExpert:
     device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
     """With ``device_counts``, also along its handle: int32 ``first`` and ``counts``, where the host does not know them. ``x`` has room for more
     slots than the last of ``first``: padding."""
+    weights: torch.Tensor | None = None
+    """f32 ``[slots]``: the weight of each slot's choice, 0 where the slot is no choice's. None along a handle, where weights do not travel again, in
+    low latency, and on NPUs."""
 
 
 class Received(_Rows):
@@ -144,11 +147,12 @@ class Received(_Rows):
         slots, offsets = self._maybe(self._out.slots()), self._maybe(self._out.offsets())
         if slots is None or offsets is None:
             return None
+        weights = self._maybe(self._out.slot_weights())
         if self._out.by_expert is not None:
-            return ByExpert(*self._out.by_expert, slots, offsets)
+            return ByExpert(*self._out.by_expert, slots, offsets, weights=weights)
         first, counts = self._maybe(self._out.first_slots()), self._maybe(self._out.slot_counts())
         assert first is not None and counts is not None
-        return ByExpert([], [], slots, offsets, (first, counts))
+        return ByExpert([], [], slots, offsets, (first, counts), weights)
 
     @cached_property
     def device_counts(self) -> tuple[torch.Tensor, torch.Tensor] | None:
