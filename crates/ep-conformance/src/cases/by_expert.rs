@@ -307,12 +307,24 @@ const VICTIM: Rank = Rank(1);
 /// Who fails is named; without it, rows stand by expert again.
 fn after_a_failure<B: Backend>(backend: &B) -> Verdict {
     for seed in 0..backend.seeds(10) {
-        let mut layer = layer(3, 10, seed, Placement::Ring).map_err(text)?;
-        layer.setup.settings = layer.setup.settings.with_deadline(allowed(4)).map_err(text)?;
-        layer.setup = layer.setup.incident(Incident::Crash { rank: VICTIM, after: 20 + seed * 7, noticed: true });
-        survive(backend, &layer).map_err(|error| format!("seed {seed}: {error}"))?;
+        let layers = [layer(3, 10, seed, Placement::Ring), by_channels(4 * seed + 3)];
+        for layer in layers {
+            let mut layer = layer.map_err(text)?;
+            layer.setup.settings = layer.setup.settings.with_deadline(allowed(4)).map_err(text)?;
+            layer.setup = layer.setup.incident(Incident::Crash { rank: VICTIM, after: 20 + seed * 7, noticed: true });
+            survive(backend, &layer).map_err(|error| format!("seed {seed}: {error}"))?;
+        }
     }
     Ok(())
+}
+
+/// Rows are placed by several channels.
+fn by_channels(seed: u64) -> Result<Layer, Error> {
+    let rings = Rings::uniform(5, Geometry { slots: 4, chunk: 2, credit: 2 });
+    let scenario = Scenario { seed, rings, ..direct(3, 21) };
+    let setup = scenario.setup()?;
+    let batches = Workload::new(setup.shape, scenario.tokens).seed(seed).batches()?;
+    Ok(Layer { setup, batches })
 }
 
 fn survive<B: Backend>(backend: &B, Layer { setup, batches }: &Layer) -> Verdict {
