@@ -22,4 +22,7 @@ EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
     return ep_block_any(last);
 }
 
+/* The same, and the rank has not failed: looked at together, as a thread that goes on may fail while another looks. */
+EP_DEV bool ep_last_block_goes_on(const EpRank& r, ep_u32 meeting) { return ep_last_block(r, meeting) && !ep_block_any(ep_failed(r)); }
+
 #endif

@@ -51,7 +51,6 @@ EP_KERNEL(32 * EP_COMBINE_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r,
         if (ep_returns(r, a, role)) ep_give_back(r, a, role, began);
 #endif
     }
-    if (!ep_last_block(r, EP_MEETING_MOVED)) return;
-    if (ep_failed(r)) return;
+    if (!ep_last_block_goes_on(r, EP_MEETING_MOVED)) return;
     ep_end_combine(r, a.combine, began);
 }

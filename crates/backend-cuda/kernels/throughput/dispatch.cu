@@ -271,14 +271,13 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
     if (plays) {
         /* Told first: a peer whose batch takes several launches sends through rings in its last one, and waits for what is placed before that. */
         if (ep_last_block(r, EP_MEETING_PLACED) && !ep_failed(r)) ep_publish_lots(r, a);
-        if (!ep_failed(r)) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
+        if (!ep_warp_any(ep_failed(r))) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
     }
-    if (!ep_last_block(r, EP_MEETING_MOVED)) return;
-    if (ep_failed(r)) return;
+    if (!ep_last_block_goes_on(r, EP_MEETING_MOVED)) return;
     if (!plays) ep_publish_lots(r, a);
     if (a.base != EP_NO_BASE) ep_wait_lots(r, a, began);
-    __syncthreads();
-    if (ep_failed(r) || !ends) return;
+    /* Together: what is launched beside may fail meanwhile. */
+    if (ep_block_any(ep_failed(r)) || !ends) return;
     if (!a.plays) {
         if (tid == 0) ep_local(r)->rings = rings;
         if (rings) return;

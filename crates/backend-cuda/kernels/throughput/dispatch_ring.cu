@@ -38,8 +38,7 @@ EP_KERNEL(32 * EP_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) r, EP_GIV
             if (ep_is_neighbour(r, peer)) ep_open(r, peer);
     ep_play_ring_role(r, a, ep_block() * (ep_threads() / 32) + ep_thread() / 32, began);
 #endif
-    if (!ep_last_block(r, EP_MEETING_MOVED)) return;
-    if (ep_failed(r)) return;
+    if (!ep_last_block_goes_on(r, EP_MEETING_MOVED)) return;
     ep_say_done(r);
     ep_count_op(r);
 }

@@ -85,7 +85,7 @@ EP_DEV void ep_fold_pieces(const EpRank& r, const EpFoldArgs& a, ep_u32 number, 
 }
 
 EP_KERNEL(256) ep_fold_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpFoldArgs) a) {
-    if (ep_closed(r)) return;
+    if (ep_block_any(ep_closed(r))) return;
     const ep_u32 warps = ep_blocks() * (ep_threads() / 32), number = ep_block() * (ep_threads() / 32) + ep_warp();
     if (a.copied) return ep_fold_pieces(r, a, number, warps);
     const ep_u32 came = ((const ep_u32*)a.first_of)[r.w.ranks], received = came < a.rows ? came : a.rows;

@@ -78,7 +78,7 @@ EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep
 }
 
 EP_KERNEL(256) ep_spread_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpSpreadArgs) a) {
-    if (ep_closed(r)) return;
+    if (ep_block_any(ep_closed(r))) return;
     const ep_u32 topk = r.w.topk, lane = ep_warp_lane();
     const ep_u32 warps = ep_blocks() * (ep_threads() / 32), number = ep_block() * (ep_threads() / 32) + ep_warp();
     const ep_u32 came = ((const ep_u32*)a.first_of)[r.w.ranks], received = came < a.rows ? came : a.rows;
