@@ -53,10 +53,12 @@ public:
     void start(std::uint64_t seed) {
         if (!lanes.empty()) thread_ = std::thread([this, seed] { run(Random{seed}); });
     }
-    ~Network() {
+    /* Before the windows end: lanes may hold credit that nobody waits for. */
+    void stop() {
         stop_ = true;
         if (thread_.joinable()) thread_.join();
     }
+    ~Network() { stop(); }
 
 private:
     void run(Random random) {

@@ -331,6 +331,8 @@ int run() {
         }
 #ifdef TOY_LIBRARY
     make_lanes(makes_lanes, nullptr, nullptr);
+#elif defined(EP_FAR_H)
+    network.stop();
 #endif
     return 0;
 }
