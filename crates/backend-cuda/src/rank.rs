@@ -3,6 +3,7 @@
 //! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
 //! until the stream has passed.
 
+mod aside;
 mod by_expert;
 mod combine;
 mod counts;
@@ -37,6 +38,7 @@ use crate::far::{Far, Network, Offers};
 use crate::kernels::Kernels;
 use crate::node::{Copies, Node};
 use crate::posting::dmabuf_of;
+pub(crate) use aside::{Aside, LOTS};
 use by_expert::Shares;
 pub(crate) use combine::Offered;
 use counts::COUNTS_HEADER;
@@ -91,12 +93,6 @@ impl DispatchShape {
         (bars + ranks * PLACE_BYTES).next_multiple_of(128) + self.movers * self.stages * self.piece
     }
 }
-
-/// Bytes of copies by expert, and launches that they are worth from there on: one more takes 10 to 20 us.
-const BYTES_OF_LAUNCHES: [(u64, u32); 2] = [(96 << 20, 2), (384 << 20, 4)];
-/// Lots that a batch of placed rows is cut into at most, so that rows are known to be there before all are. All ranks cut alike: each lot has a track,
-/// whose Placed cell tells of it.
-pub(crate) const LOTS: u32 = 4;
 
 /// How a rank uses its GPU.
 #[derive(Clone, Copy, Debug)]
@@ -286,27 +282,6 @@ impl RankDevice {
 
     fn ranks(&self) -> u32 {
         self.view.w.ranks
-    }
-
-    /// Lots that a batch is cut into.
-    pub(crate) fn lots(&self) -> u32 {
-        LOTS.min(self.layout.tracks())
-    }
-
-    /// Launches that place a batch by expert whose copies have so many bytes.
-    pub(crate) fn launches(&self, bytes: u64) -> u32 {
-        let automatic =
-            BYTES_OF_LAUNCHES.iter().rev().find(|(least, _)| bytes >= *least).map_or(1, |(_, launches)| *launches);
-        let wanted = self.launches.unwrap_or(automatic).min(self.lots());
-        let beside = self.aside.is_some() && !self.shares.take_tables(&self.stream, self.view.w.local_experts);
-        if beside { wanted } else { 1 }
-    }
-
-    /// What is launched aside from here on follows what the stream has now; none where there is no stream aside.
-    pub(crate) fn fork(&self) -> Result<Option<Aside<'_>>, CudaError> {
-        let aside = self.aside.as_deref().map(|aside| Aside { aside, stream: &self.stream });
-        aside.as_ref().map_or(Ok(()), Aside::follow)?;
-        Ok(aside)
     }
 
     /// Takes note of which ranks take part. Waits.
@@ -502,40 +477,6 @@ impl RankDevice {
         let most = self.stream.device().multiprocessors() * LOCAL_BLOCKS;
         let blocks = rows.div_ceil(LOCAL_THREADS / 32).clamp(1, most);
         Launch { blocks, threads: LOCAL_THREADS, shared_memory: 0, mode: Mode::Plain }
-    }
-}
-
-/// What is launched aside. Whatever becomes of the call, the stream waits for it before memory is given back.
-#[must_use]
-pub(crate) struct Aside<'a> {
-    aside: &'a Stream,
-    stream: &'a Stream,
-}
-
-impl Aside<'_> {
-    /// What is launched aside from here on follows what the stream has now.
-    pub(crate) fn follow(&self) -> Result<(), CudaError> {
-        // SAFETY: both streams live.
-        unsafe { self.aside.follow(self.stream.raw() as usize) }
-    }
-
-    /// What the stream is given from here on follows what was launched aside.
-    pub(crate) fn join(self) -> Result<(), CudaError> {
-        let joined = self.lead();
-        std::mem::forget(self);
-        joined
-    }
-
-    fn lead(&self) -> Result<(), CudaError> {
-        // SAFETY: as above.
-        unsafe { self.aside.lead(self.stream.raw() as usize) }
-    }
-}
-
-impl Drop for Aside<'_> {
-    fn drop(&mut self) {
-        // A driver that refuses this runs nothing any more.
-        let _ = self.lead();
     }
 }
 

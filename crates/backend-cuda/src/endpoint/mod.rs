@@ -21,6 +21,7 @@ mod combine;
 mod dispatch;
 pub(crate) mod foreign;
 pub mod graphs;
+mod landing;
 mod low_latency;
 pub(crate) mod poll;
 mod recover;
