@@ -87,8 +87,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     let devices = devices(plan.ranks)?;
     memory::admit(&devices, &plan.footprint()?)?;
     let node = Node::here(&devices, &layout, false)?;
-    let options =
-        Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, priority: 0, launches: None, is_alone: false };
+    let options = Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, ..Options::default() };
     let ranks = (0..plan.ranks)
         .zip(&devices)
         .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options, None, None))

@@ -95,7 +95,7 @@ impl DispatchShape {
 }
 
 /// How a rank uses its GPU.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Options {
     /// Blocks of the kernels that move rows.
     pub(crate) blocks: u32,
@@ -146,6 +146,7 @@ pub(crate) struct RankDevice {
     pub(crate) stream: Arc<Stream>,
     /// Where received rows are copied while further ones come.
     aside: Option<Arc<Stream>>,
+    /// As [`Options`] say.
     launches: Option<u32>,
     pub(crate) layout: Layout,
     pub(crate) kernels: Arc<Kernels>,

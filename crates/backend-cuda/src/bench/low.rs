@@ -123,14 +123,7 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
             let most = device.multiprocessors() / sharing;
             // More than run at a time, where that is asked for.
             let low_blocks = if plan.blocks == 0 { most } else { plan.blocks };
-            let options = Options {
-                blocks: 1,
-                low_blocks,
-                low_beside_copies: low_blocks,
-                priority: 0,
-                launches: None,
-                is_alone: false,
-            };
+            let options = Options { blocks: 1, low_blocks, low_beside_copies: low_blocks, ..Options::default() };
             RankDevice::new(device, &layout, Rank(rank), &node, options, None, None)
         })
         .collect::<Result<Vec<_>, Error>>()?;

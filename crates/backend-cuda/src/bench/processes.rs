@@ -41,8 +41,7 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
     // Before the ranks wait for each other: it may take long.
     Kernels::of(&device, false, None)?;
     let node = Node::met(&device, &layout, member, WITHIN, false)?;
-    let options =
-        Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, priority: 0, launches: None, is_alone: false };
+    let options = Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, ..Options::default() };
     let rank = RankDevice::new(&device, &layout, me, &node, options, None, None)?;
     drop(node);
     rank.prepare(&[Source::Meet, Source::Ceiling])?;

@@ -24,7 +24,7 @@ impl RankDevice {
     /// Launches that place a batch by expert whose copies have so many bytes.
     pub(crate) fn launches(&self, bytes: u64) -> u32 {
         let wanted = self.launches.unwrap_or_else(|| launches_of(bytes)).min(self.lots());
-        let beside = self.aside.is_some() && !self.shares.take_tables(&self.stream, self.view.w.local_experts);
+        let beside = self.aside.is_some() && !self.shares.needs_tables(&self.stream, self.view.w.local_experts);
         if beside { wanted } else { 1 }
     }
 

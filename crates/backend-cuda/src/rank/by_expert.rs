@@ -37,8 +37,8 @@ impl Shares {
         self.told.lose();
     }
 
-    /// Whether blocks have their tables outside of shared memory.
-    pub(super) fn take_tables(&self, stream: &Stream, local_experts: u32) -> bool {
+    /// Whether blocks need their tables outside of shared memory.
+    pub(super) fn needs_tables(&self, stream: &Stream, local_experts: u32) -> bool {
         table_bytes(local_experts) > stream.device().shared_memory() as usize
     }
 
@@ -61,7 +61,7 @@ impl RankDevice {
         let blocks = self.shares.blocks;
         let local_experts = self.view.w.local_experts;
         let needed = table_bytes(local_experts);
-        let (tables, shared_memory) = match self.shares.take_tables(&self.stream, local_experts) {
+        let (tables, shared_memory) = match self.shares.needs_tables(&self.stream, local_experts) {
             true => (self.shares.tables(&self.stream, needed)?, 0),
             false => (0, needed as u32),
         };
