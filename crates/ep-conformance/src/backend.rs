@@ -83,6 +83,8 @@ pub enum Requirement {
     ByExpert,
     /// What rounding the sums of rows by expert leaves ([`ep_core::engine::Combine::remainder`]).
     Remainders,
+    /// Weights of slots of rows by expert ([`ep_core::engine::ByExpert::weights`]).
+    SlotWeights,
     /// Rows of low latency by source, or packed ([`ep_core::engine::low_latency::LowOrder`]).
     LowOrders,
     /// Rows of [`Element::Int8`](ep_core::Element::Int8).

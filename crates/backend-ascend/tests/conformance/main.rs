@@ -149,6 +149,7 @@ impl Backend for Twin {
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
             Requirement::LowOrders => Some("kernels bring rows of low latency by expert"),
             Requirement::Remainders => Some("kernels have sums alone"),
+            Requirement::SlotWeights => Some("kernels bring weights by received row"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
             | Requirement::ByExpert

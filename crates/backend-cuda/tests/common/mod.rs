@@ -36,6 +36,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
         Requirement::ByExpert
         | Requirement::Remainders
+        | Requirement::SlotWeights
         | Requirement::LowOrders
         | Requirement::Departures
         | Requirement::FarLowLatency

@@ -45,6 +45,7 @@ impl<N: Network> Processes for Apart<N> {
             | Requirement::Int8
             | Requirement::ByExpert
             | Requirement::Remainders
+            | Requirement::SlotWeights
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

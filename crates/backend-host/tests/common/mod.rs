@@ -64,6 +64,7 @@ impl<N: Network> Backend for Host<N> {
             | Requirement::Int8
             | Requirement::ByExpert
             | Requirement::Remainders
+            | Requirement::SlotWeights
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

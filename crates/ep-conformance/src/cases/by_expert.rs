@@ -158,7 +158,7 @@ impl Stage {
     }
 
     /// Holds what all ranks saw against the oracle.
-    fn compare(&self, stories: Vec<Story>) -> Verdict {
+    fn compare(&self, stories: Vec<Story>, tells_weights: bool) -> Verdict {
         let [first, second] = &self.batches;
         let (mut before, mut fresh, mut cached, mut plain) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for story in stories {
@@ -169,6 +169,8 @@ impl Stage {
         }
         let [how, how_before] = &self.how;
         compare(&self.world, (second, second), how_before, false, &before).map_err(text)?;
+        let told = fresh.iter().all(|seen| seen.weights.is_some() == tells_weights);
+        ensure(told, || "weights of slots are told where they are not, or not where they are".into())?;
         let compared = compare(&self.world, (first, first), how, false, &fresh).map_err(text)?;
         let has_tokens = first.iter().any(|batch| batch.tokens > 0);
         ensure(!has_tokens || compared.values > 0, || "nothing was compared".into())?;
@@ -187,7 +189,9 @@ pub(super) fn check_in<B: Backend>(
 ) -> Verdict {
     let stage = Stage::new(scenario, asked.into()).map_err(text)?;
     let play = async |mut ep| stage.play(&mut ep).await;
-    backend.run_judged(setup.unwrap_or(&stage.setup), play, |outcomes| stage.compare(finished(outcomes)?))
+    let tells_weights = backend.lacks(Requirement::SlotWeights).is_none();
+    backend
+        .run_judged(setup.unwrap_or(&stage.setup), play, |outcomes| stage.compare(finished(outcomes)?, tells_weights))
 }
 
 /// Plays it under several seeds.

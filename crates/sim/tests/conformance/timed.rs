@@ -38,6 +38,7 @@ impl Backend for Timed {
             | Requirement::Int8
             | Requirement::ByExpert
             | Requirement::Remainders
+            | Requirement::SlotWeights
             | Requirement::LowOrders
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
