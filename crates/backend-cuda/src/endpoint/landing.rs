@@ -89,7 +89,8 @@ impl CudaEndpoint {
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
         let by_expert = match batch.placed {
             Some(placed) => {
-                let weights = if choices > 0 { Some(self.no_weights(placed.room())?) } else { None };
+                // Also where no row comes: what a batch tells does not depend on what came.
+                let weights = if batch.choices.0 != 0 { Some(self.no_weights(placed.room())?) } else { None };
                 Some((Rows::landing(&stream, placed.room(), &row)?, weights))
             }
             None => None,
