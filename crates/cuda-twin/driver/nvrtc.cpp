@@ -127,7 +127,7 @@ int compile(Program& program, const std::string& folder, int count, const char* 
             return kInvalidInput;
         }
     }
-    words.insert(words.end(), {"-I" + own + "/device", "-I" + folder, "-o", folder + "/module.so", folder + "/kernel.cpp"});
+    words.insert(words.end(), {"-I" + own + "/device", "-I" + folder, "-o", folder + "/module.so", folder + "/kernel.cpp", own + "/libcuda.so"});
     const int status = run(words, folder + "/log");
     program.log = read(folder + "/log");
     if (status != 0) {

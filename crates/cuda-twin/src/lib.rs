@@ -9,13 +9,14 @@
 //! ```
 //!
 //! [`Twin::start`] builds both and loads them: whoever opens the driver by its name later in this process gets the twin. It shows
-//! GPUs of compute capability 8.0, so kernels do without what came later: bulk copies, clusters.
+//! GPUs of compute capability 8.0, so kernels do without what came later: bulk copies, clusters. What was built is kept for the next process.
 //!
 //! | environment | meaning |
 //! |---|---|
 //! | `EP_CUDA_TWIN_GPUS` | GPUs that it shows; 4 where it is not set |
 //! | `EP_CUDA_TWIN_SEED` | what the order of lanes is drawn from |
 //! | `EP_CUDA_TWIN_BUILT` | the folder of a twin that another process has built: [`Twin::start`] loads that one |
+//! | `EP_CUDA_TWIN_CACHE` | where twins are kept; `moexpress/cuda-twin` in `XDG_CACHE_HOME` or `~/.cache` where it is not set |
 //! | `CXX` | the compiler; g++ where it is not set |
 //!
 //! What it has not, it refuses and says on stderr: captures of more than one stream, for one. Its time is not that of a GPU.
@@ -31,11 +32,13 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 /// Headers of the toy that the twin's GPUs are: a processor, words and near verbs, by the names by which kernels include them.
-pub const TOY: [(&str, &str); 3] = [
+const TOY: [(&str, &str); 3] = [
     ("machine.h", include_str!("../device/machine.h")),
     ("ep_device.h", include_str!("../device/ep_device.h")),
     ("ep_near.h", include_str!("../device/ep_near.h")),
 ];
+/// How the processor works.
+const MACHINE: (&str, &str) = ("machine.cpp", include_str!("../device/machine.cpp"));
 /// What kernels are compiled with besides.
 const OWN: [(&str, &str); 3] = [
     ("cuda_words.h", include_str!("../device/cuda_words.h")),
@@ -54,14 +57,24 @@ const DRIVER: [(&str, &str); 9] = [
     ("module.cpp", include_str!("../driver/module.cpp")),
     ("nvrtc.cpp", include_str!("../driver/nvrtc.cpp")),
 ];
-/// How kernels are compiled: every operation rounds, memory is words, whatever the struct that a word is read as, and no library shares
+/// How kernels and the toy are compiled: every operation rounds, memory is words, whatever the struct that a word is read as, and no library shares
 /// a variable with another.
-const FLAGS: &str =
-    "-std=c++17 -O1 -fPIC -pthread -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fno-gnu-unique -w";
+pub const FLAGS: &str =
+    "-std=c++17 -O1 -fPIC -pthread -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fno-gnu-unique";
 /// The libraries, by the names by which they are opened, and what they are made of.
 const LIBRARIES: [(&str, &[&str]); 2] = [
-    ("libcuda.so", &["adapter.cpp", "device.cpp", "stream.cpp", "graph.cpp", "module.cpp"]),
-    ("libnvrtc.so", &["nvrtc.cpp"]),
+    (
+        "libcuda.so",
+        &[
+            "driver/adapter.cpp",
+            "driver/device.cpp",
+            "driver/stream.cpp",
+            "driver/graph.cpp",
+            "driver/module.cpp",
+            "device/machine.o",
+        ],
+    ),
+    ("libnvrtc.so", &["driver/nvrtc.cpp"]),
 ];
 
 /// Names the folder of a twin that another process has built, and keeps for as long as this one lives.
@@ -71,12 +84,12 @@ pub const BUILT: &str = "EP_CUDA_TWIN_BUILT";
 #[derive(Debug)]
 pub struct Twin {
     folder: PathBuf,
-    /// Where it was built here.
+    /// Where it is not kept.
     _own: Option<TempDir>,
 }
 
 impl Twin {
-    /// Builds it.
+    /// Builds it, unless it is kept.
     ///
     /// # Errors
     /// Where the machine is no Linux on x86-64, has no compiler or no room, or the compiler refuses: what it says.
@@ -84,17 +97,21 @@ impl Twin {
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             return Err(io::Error::other("the twin of a GPU runs on Linux on x86-64"));
         }
-        let folder = tempfile::tempdir()?;
-        let write = |folder: &Path, files: &[(&str, &str)]| {
-            fs::create_dir_all(folder)?;
-            files.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
-        };
-        write(&folder.path().join("device"), &TOY)?;
-        write(&folder.path().join("device"), &OWN)?;
-        write(&folder.path().join("driver"), &DRIVER)?;
-        LIBRARIES.iter().try_for_each(|(name, sources)| link(folder.path(), name, sources))?;
-        prepare(&folder.path().join("device"))?;
-        Ok(Self { folder: folder.path().to_owned(), _own: Some(folder) })
+        let kept = kept()?;
+        if let Some(folder) = kept.as_ref().filter(|folder| folder.is_dir()) {
+            return Ok(Self { folder: folder.clone(), _own: None });
+        }
+        // Beside where it is kept. Without such a place, or where nothing can be written there, it is this process's.
+        let beside = kept.as_ref().and_then(|folder| folder.parent());
+        let beside = beside.filter(|beside| fs::create_dir_all(beside).is_ok());
+        let own = beside.and_then(|beside| tempfile::tempdir_in(beside).ok()).map_or_else(tempfile::tempdir, Ok)?;
+        write_to(own.path())?;
+        // Others see all of it or nothing; who comes second finds what is the same.
+        let folder = kept.filter(|folder| fs::rename(own.path(), folder).is_ok() || folder.is_dir());
+        Ok(match folder {
+            Some(folder) => Self { folder, _own: None },
+            None => Self { folder: own.path().to_owned(), _own: Some(own) },
+        })
     }
 
     /// Builds it, unless another process [has](BUILT), and loads it into this process, for as long as that lives.
@@ -120,6 +137,11 @@ impl Twin {
     pub fn folder(&self) -> &Path {
         &self.folder
     }
+
+    /// Where the toy lies, for programs of kernels' text: the headers, and `machine.o`, which they are linked with.
+    pub fn toy(&self) -> PathBuf {
+        self.folder.join("device")
+    }
 }
 
 /// The C++ compiler: `$CXX`, or g++.
@@ -127,15 +149,50 @@ fn compiler() -> String {
     env::var("CXX").ok().filter(|named| !named.is_empty()).unwrap_or_else(|| "g++".to_owned())
 }
 
+/// All of the twin's text.
+fn texts() -> impl Iterator<Item = (&'static str, &'static str)> {
+    TOY.into_iter().chain([MACHINE]).chain(OWN).chain(DRIVER)
+}
+
 /// A number of the twin's text: kernels of one text are none of another's.
 fn version() -> u32 {
     let mut hash = Sha256::new();
-    for (name, text) in TOY.iter().chain(&OWN).chain(&DRIVER) {
+    for (name, text) in texts() {
         hash.update(name.as_bytes());
         hash.update(text.as_bytes());
     }
     let digest = hash.finalize();
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3] & 0x7f])
+}
+
+/// Where a twin of this text, made by this compiler, is kept; nowhere, where the environment names no place.
+fn kept() -> io::Result<Option<PathBuf>> {
+    let var = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = || var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
+    let all = var("EP_CUDA_TWIN_CACHE").or_else(|| base().map(|base| base.join("moexpress").join("cuda-twin")));
+    let Some(all) = all else { return Ok(None) };
+    let mut hash = Sha256::new();
+    for part in texts().flat_map(|(name, text)| [name, text]).chain([FLAGS]) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let mut asked = Command::new(compiler());
+    hash.update(output(asked.arg("--version"))?);
+    let name: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    Ok(Some(all.join(name)))
+}
+
+/// Makes both libraries, and what kernels are compiled with, in an empty folder.
+fn write_to(folder: &Path) -> io::Result<()> {
+    let (device, driver) = (folder.join("device"), folder.join("driver"));
+    for folder in [&device, &driver] {
+        fs::create_dir(folder)?;
+    }
+    let write = |folder: &Path, (name, text): (&str, &str)| fs::write(folder.join(name), text);
+    TOY.into_iter().chain([MACHINE]).chain(OWN).try_for_each(|file| write(&device, file))?;
+    DRIVER.into_iter().try_for_each(|file| write(&driver, file))?;
+    prepare(&device)?;
+    LIBRARIES.iter().try_for_each(|(name, sources)| link(folder, name, sources))
 }
 
 /// Makes a library.
@@ -153,26 +210,40 @@ fn link(folder: &Path, name: &str, sources: &[&str]) -> io::Result<()> {
         "-Werror",
     ]);
     command.arg(format!("-Wl,-soname,{name}"));
-    command.arg(format!("-DTWIN_VERSION={}", version())).arg(format!("-DTWIN_FLAGS=\"{FLAGS}\""));
+    command.arg(format!("-DTWIN_VERSION={}", version())).arg(format!("-DTWIN_FLAGS=\"{FLAGS} -w\""));
     command.arg("-o").arg(folder.join(name));
-    command.args(sources.iter().map(|source| folder.join("driver").join(source)));
+    command.args(sources.iter().map(|source| folder.join(source)));
     compile(command, name)
 }
 
-/// Compiles once what all kernels include first: g++ finds it beside the header.
+/// Compiles once how the processor works, and what all kernels include first, as g++ finds it beside the header.
 fn prepare(device: &Path) -> io::Result<()> {
-    let mut command = Command::new(compiler());
-    command.args(FLAGS.split(' ')).args(["-x", "c++-header", "machine.h", "-o", "machine.h.gch"]).current_dir(device);
-    compile(command, "machine.h")
+    // In this order: optimised otherwise than kernels, the first must not find what the second makes.
+    for words in
+        [["-c", "-O2", "machine.cpp", "-o", "machine.o"], ["-x", "c++-header", "machine.h", "-o", "machine.h.gch"]]
+    {
+        let mut command = Command::new(compiler());
+        command.args(FLAGS.split(' ')).args(words).current_dir(device);
+        compile(command, words[2])?;
+    }
+    Ok(())
 }
 
 /// Runs the compiler on what is called `name`.
 fn compile(mut command: Command, name: &str) -> io::Result<()> {
+    output(&mut command).map(|_| ()).map_err(|error| match error.kind() {
+        io::ErrorKind::Other => io::Error::other(format!("{name} does not compile:\n{error}")),
+        _ => error,
+    })
+}
+
+/// What the compiler prints; what it says where it refuses.
+fn output(command: &mut Command) -> io::Result<Vec<u8>> {
     let said = command
         .output()
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}; install g++, or set CXX", compiler())))?;
     if said.status.success() {
-        return Ok(());
+        return Ok(said.stdout);
     }
-    Err(io::Error::other(format!("{name} does not compile:\n{}", String::from_utf8_lossy(&said.stderr))))
+    Err(io::Error::other(String::from_utf8_lossy(&said.stderr).into_owned()))
 }

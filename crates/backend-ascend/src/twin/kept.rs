@@ -1,4 +1,4 @@
-//! Libraries of kernels and twin that were compiled before, on disk: a compiler takes seconds for one, and the next process needs it again.
+//! What was compiled before of kernels and twin, on disk: a compiler takes seconds for it, and the next process needs it again.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,15 +18,15 @@ impl Kept {
         Self(var("EP_NPU_TWIN_CACHE").or_else(|| base().map(|base| base.join("moexpress").join("npu-twin"))))
     }
 
-    /// Where what is made of these parts lies, or would.
-    pub(super) fn place<'a>(&self, parts: impl IntoIterator<Item = &'a [u8]>) -> Option<PathBuf> {
+    /// Where what is made of these parts lies, or would, by a name that ends in its `kind`.
+    pub(super) fn place<'a>(&self, kind: &str, parts: impl IntoIterator<Item = &'a [u8]>) -> Option<PathBuf> {
         let mut hash = Sha256::new();
         for part in parts {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
         let name: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.0.as_ref().map(|folder| folder.join(format!("{name}.so")))
+        self.0.as_ref().map(|folder| folder.join(format!("{name}.{kind}")))
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
     fn what_differs_in_any_part_lies_elsewhere_and_what_is_kept_is_whole() {
         let folder = tempfile::tempdir().unwrap();
         let kept = Kept(Some(folder.path().join("npu-twin")));
-        let place = |parts: &[&str]| kept.place(parts.iter().map(|part| part.as_bytes())).unwrap();
+        let place = |parts: &[&str]| kept.place("so", parts.iter().map(|part| part.as_bytes())).unwrap();
         let own = place(&["g++ 12", "-O1", "text"]);
         assert_eq!(own, place(&["g++ 12", "-O1", "text"]));
         for other in [&["g++ 13", "-O1", "text"][..], &["g++ 12", "-O1t", "ext"], &["g++ 12", "-O1"]] {
@@ -61,6 +61,6 @@ mod tests {
         assert_eq!(fs::read(&own).unwrap(), [7; 1000]);
         assert_eq!(fs::read_dir(own.parent().unwrap()).unwrap().count(), 1, "nothing is left aside");
         assert!(keep(&folder.path().join("none"), &own).is_err());
-        assert!(Kept(None).place([]).is_none());
+        assert!(Kept(None).place("so", []).is_none());
     }
 }

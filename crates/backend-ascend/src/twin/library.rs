@@ -1,15 +1,10 @@
 //! Kernels and twin, compiled into one library.
 
-use std::env;
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::fs;
-use std::iter;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use ep_bootstrap::Member;
@@ -17,7 +12,8 @@ use ep_core::Rank;
 use libloading::Library as Loaded;
 use tempfile::TempDir;
 
-use super::kept::{Kept, keep};
+use super::compile::{self, Compiler, Unit};
+use super::kept::keep;
 use super::{QueueView, TwinError};
 
 /// A kernel as the twin calls it: with the address of its parameters.
@@ -93,34 +89,31 @@ impl Library {
     /// Compiles kernels with the twin, and loads them. `headers` and `sources` are files by name; `defines` are macros for all of them, as
     /// `EP_TEST` is for kernels with planted faults.
     ///
-    /// What was compiled before of the same is loaded from `EP_NPU_TWIN_CACHE`, or from `moexpress/npu-twin` in the user's folder of caches.
+    /// What was compiled before of the same is taken from `EP_NPU_TWIN_CACHE`, or from `moexpress/npu-twin` in the user's folder of caches.
     ///
     /// # Errors
     /// [`TwinError::Compiler`] with what the compiler says, [`TwinError::Library`] where its result cannot be loaded.
     pub fn build(headers: &[(&str, String)], sources: &[(&str, &str)], defines: &[&str]) -> Result<Self, TwinError> {
-        let compiler = compiler()?;
+        let compiler = Compiler::usual()?;
         let problem = |error: std::io::Error| TwinError::Library(error.to_string());
-        let texts = || headers.iter().map(|(name, text)| (*name, &text[..])).chain(TWIN).chain(sources.iter().copied());
-        let version = Command::new(&compiler).arg("--version").output().map_err(problem)?.stdout;
-        let options = OPTIONS.iter().chain(&LINKED).chain(defines).map(|option| option.as_bytes());
-        let parts = texts().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
-        let place = Kept::of_user().place(iter::once(&version[..]).chain(options).chain(parts));
+        let (own_sources, own_headers): (Vec<_>, Vec<_>) =
+            TWIN.into_iter().partition(|(name, _)| name.ends_with(".cpp"));
+        let headers = headers.iter().map(|(name, text)| (*name, &text[..])).chain(own_headers.iter().copied());
+        let headers: Vec<_> = headers.collect();
+        let kernels = sources.iter().map(|&source| Unit { source, headers: &headers, defines });
+        let own = own_sources.iter().map(|&source| Unit { source, headers: &own_headers, defines });
+        let units: Vec<_> = kernels.chain(own).collect();
+        let place = compiler.place_of_library(&units);
         if let Some(place) = place.as_ref().filter(|place| place.exists()) {
             // SAFETY: the file was put there whole, compiled from this text by this compiler, in a folder of the user's or one that he
             // has named for it.
             return unsafe { Self::load(place.clone(), None) };
         }
         let folder = tempfile::tempdir().map_err(problem)?;
-        for (name, text) in texts() {
+        for (name, text) in headers.iter().chain(sources).chain(&own_sources) {
             fs::write(folder.path().join(name), text).map_err(problem)?;
         }
-        let own = TWIN.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".cpp"));
-        let files: Vec<&str> = sources.iter().map(|(name, _)| *name).chain(own).collect();
-        compile_all(&compiler, folder.path(), &files, defines)?;
-        let mut command = Command::new(&compiler);
-        command.args(["-o", "twin.so"]).args(files.iter().map(|name| object(name)));
-        run(command.args(LINKED).current_dir(folder.path()))?;
-        let path = folder.path().join("twin.so");
+        let path = compiler.library(folder.path(), &units)?;
         if let Some(Err(problem)) = place.map(|place| keep(&path, &place)) {
             tracing::debug!(%problem, "the compiled twin is not kept");
         }
@@ -224,7 +217,7 @@ impl Library {
     /// # Errors
     /// [`TwinError::Compiler`] where there is none.
     pub fn compiler() -> Result<String, TwinError> {
-        compiler()
+        compile::compiler()
     }
 
     /// Where the library lies: the file that a host loads kernels from.
@@ -263,68 +256,4 @@ impl Library {
         // SAFETY: the machine is one of the library's, by the caller's word. The text lives as long as the machine, and is copied.
         unsafe { CStr::from_ptr((self.functions().fault)(machine)) }.to_string_lossy().into_owned()
     }
-}
-
-/// How files are compiled. Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
-const OPTIONS: [&str; 11] = [
-    "-std=c++17",
-    "-O1",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-fno-strict-aliasing",
-    "-ffp-contract=off",
-    "-U_FORTIFY_SOURCE",
-    "-Wno-clobbered",
-];
-
-/// How their objects are linked.
-const LINKED: [&str; 2] = ["-shared", "-ldl"];
-
-/// The file that a source is compiled to.
-fn object(name: &str) -> String {
-    format!("{name}.o")
-}
-
-/// Compiles files of a folder, as many at a time as the machine has cores.
-fn compile_all(compiler: &str, folder: &Path, files: &[&str], defines: &[&str]) -> Result<(), TwinError> {
-    let next = AtomicUsize::new(0);
-    let some = || {
-        while let Some(name) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut command = Command::new(compiler);
-            command.args(OPTIONS);
-            command.args(defines.iter().map(|define| format!("-D{define}")));
-            run(command.args(["-c", name, "-o", &object(name)]).current_dir(folder))?;
-        }
-        Ok(())
-    };
-    let threads = thread::available_parallelism().map_or(1, |count| count.get().min(files.len()));
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
-        let ended = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        all.into_iter().try_for_each(ended)
-    })
-}
-
-/// Runs a compiler.
-fn run(command: &mut Command) -> Result<(), TwinError> {
-    let said = command.output();
-    let program = command.get_program().to_string_lossy();
-    let said = said.map_err(|error| TwinError::Compiler(format!("{program}: {error}")))?;
-    if said.status.success() {
-        return Ok(());
-    }
-    Err(TwinError::Compiler(format!("{program}: {}", String::from_utf8_lossy(&said.stderr))))
-}
-
-/// The first C++ compiler that runs: `$CXX`, or what systems usually have.
-fn compiler() -> Result<String, TwinError> {
-    let named = env::var("CXX").ok();
-    let usual = ["g++", "clang++", "c++"].map(String::from);
-    let found = named.into_iter().chain(usual).find(|name| Command::new(name).arg("--version").output().is_ok());
-    found.ok_or_else(|| TwinError::Compiler("none was found".to_owned()))
 }

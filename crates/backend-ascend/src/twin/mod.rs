@@ -26,6 +26,7 @@
 //!
 //! Wrong order between cores and ranks is no fault by itself: stale or overwritten bytes are what a kernel then sees.
 
+mod compile;
 mod host;
 mod kept;
 mod library;

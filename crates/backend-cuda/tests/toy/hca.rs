@@ -9,6 +9,7 @@ use ep_cuda::build::{self, Source, Target, headers};
 use tempfile::TempDir;
 
 use crate::compiler::compiler;
+use crate::processor;
 
 /// What stands in the kernel's text, and what is put in its place.
 type Mutation = (&'static str, &'static str);
@@ -18,9 +19,9 @@ fn program(mutation: Option<Mutation>) -> Option<TempDir> {
     let compiler = compiler()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let own = [("hca.cu", Source::Hca.text()), ("hca.cpp", include_str!("device/hca.cpp"))];
-    let toy = ep_cuda_twin::TOY.into_iter().chain(own).map(|(name, text)| (name, text.to_owned()));
+    let own = own.map(|(name, text)| (name, text.to_owned()));
     let mut found = 0;
-    for (name, mut text) in headers().into_iter().chain(toy) {
+    for (name, mut text) in headers().into_iter().chain(own).filter(|(name, _)| !processor::has(name)) {
         if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_element.h"].contains(&name)) {
             found += text.matches(from).count();
             text = text.replace(from, to);
@@ -30,9 +31,8 @@ fn program(mutation: Option<Mutation>) -> Option<TempDir> {
     if let Some((from, _)) = mutation {
         assert_eq!(found, 1, "the kernel has it once: {from}");
     }
-    let mut command = Command::new(compiler);
-    command.args(["-std=c++17", "-O1", "-Werror=return-type", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing"]);
-    let said = command.args(["-o", "hca", "hca.cpp"]).current_dir(folder.path()).output().expect("the compiler runs");
+    let mut command = processor::compiler_in(folder.path(), &compiler);
+    let said = command.args(["-Werror=return-type", "-o", "hca", "hca.cpp"]).output().expect("the compiler runs");
     assert!(said.status.success(), "{mutation:?}: {}", String::from_utf8_lossy(&said.stderr));
     Some(folder)
 }

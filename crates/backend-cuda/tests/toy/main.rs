@@ -11,6 +11,7 @@ mod compiler;
 mod hca;
 mod job;
 mod nodes;
+mod processor;
 mod program;
 
 use std::ops::RangeInclusive;

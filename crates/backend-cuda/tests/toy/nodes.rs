@@ -141,7 +141,7 @@ const MUTATIONS: [(&str, Mutation); 5] = [
 
 #[test]
 fn text_that_breaks_the_contract_between_nodes_is_found() {
-    for (rule, mutation) in MUTATIONS.into_iter().step_by(share(1, 4)) {
+    for (rule, mutation) in MUTATIONS.into_iter().step_by(share(1, 8)) {
         let Some(program) = Program::new(Checks::Off, Nodes::Several, Some(mutation)) else { return };
         let by_rows = |job: &mut Job| job.allowed = 4_000_000_000;
         // The ring is full in the middle of a chunk: the next run begins at an odd slot, of four that are staged.

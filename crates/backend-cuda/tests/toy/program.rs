@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::compiler::compiler;
 use crate::job::{Job, reports};
+use crate::processor;
 
 /// What is compiled.
 const PROGRAM: (&str, &str) = ("program.cpp", include_str!("device/main.cpp"));
@@ -51,44 +52,41 @@ pub(crate) fn refusal(mutation: Mutation) -> Option<String> {
     )
 }
 
-/// The files of the program by name: the kernels' own, and in place of what is the GPU's the toy's.
+/// The files of the program by name: the kernels' own, and the program's.
 fn files(nodes: Nodes) -> Vec<(&'static str, String)> {
     let kernels = [Source::Counts, Source::DispatchRing, Source::CombineRing, Source::OfferNone];
     let kernels =
         kernels.map(|source| (source.name().rsplit('/').next().unwrap_or_default(), source.text().to_owned()));
-    // In place of the GPU's headers of the same names, and what is the toy's own.
-    let toy = ep_cuda_twin::TOY.into_iter().chain([PROGRAM]).map(|(name, text)| (name, text.to_owned()));
+    let own = [(PROGRAM.0, PROGRAM.1.to_owned())];
     // Later files take the place of earlier ones.
     let far = match nodes {
         Nodes::One => None,
         Nodes::Several => Some((FAR.0, FAR.1.to_owned())),
         Nodes::Adapters => Some((FAR.0, ep_ibgda::source(&ep_ibgda::Settings::new()).text)),
     };
-    headers().into_iter().chain(kernels).chain(toy).chain(far).collect()
+    headers().into_iter().chain(kernels).chain(own).chain(far).collect()
 }
 
 /// A program, or what the compiler says.
 fn compile(compiler: &str, checks: Checks, nodes: Nodes, mutation: Option<Mutation>) -> Result<Program, String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    for (name, mut text) in files(nodes) {
+    for (name, mut text) in files(nodes).into_iter().filter(|(name, _)| !processor::has(name)) {
         if let Some((_, from, to)) = mutation.filter(|(file, ..)| *file == name) {
             assert_eq!(text.matches(from).count(), 1, "{name} has it once: {from}");
             text = text.replace(from, to);
         }
         fs::write(folder.path().join(name), text).expect("the file can be written");
     }
-    let mut command = Command::new(compiler);
+    let mut command = processor::compiler_in(folder.path(), compiler);
     // A word or verb that the toy lacks is declared and not defined: that is warned of.
-    command.args(["-std=c++17", "-O1", "-Wunused-function", "-Werror", "-pthread"]);
-    // Every operation rounds; memory is words, whatever the struct that a word is read as.
-    command.args(["-ffp-contract=off", "-fno-strict-aliasing"]);
+    command.args(["-Wunused-function", "-Werror"]);
     command.args((checks == Checks::On).then_some("-DEP_TEST=1"));
     if nodes == Nodes::Adapters {
         let defines = ep_ibgda::source(&ep_ibgda::Settings::new()).defines;
-        command.args(["-shared", "-fPIC", "-DTOY_LIBRARY"]);
+        command.args(["-shared", "-DTOY_LIBRARY"]);
         command.args(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
     }
-    command.args(["-o", "program", "program.cpp"]).current_dir(folder.path());
+    command.args(["-o", "program", "program.cpp"]);
     let said = command.output().expect("the compiler runs");
     match said.status.success() {
         true => Ok(Program(folder)),

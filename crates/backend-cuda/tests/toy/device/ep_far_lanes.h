@@ -14,6 +14,8 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <mutex>
+#include <thread>
 
 #include "ep_far.h"
 

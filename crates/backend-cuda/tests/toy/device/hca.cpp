@@ -13,6 +13,7 @@ template <class T, class V> static inline T atomicAdd_system(T* at, V by) { retu
 
 #include <atomic>
 #include <cstdarg>
+#include <thread>
 
 namespace {
 

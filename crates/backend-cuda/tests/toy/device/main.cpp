@@ -8,6 +8,8 @@
 #include "combine_ring.cu"
 #include "offer_none.cu"
 
+#include <thread>
+
 namespace toy {
 /* Of all ranks. */
 std::vector<Window> all_windows;
@@ -341,7 +343,7 @@ int run() {
 
 #ifdef TOY_LIBRARY
 /* The program inside another one, which makes the lanes between nodes. */
-extern "C" int toy_run(const char* job, const char* results, MakeLanes make, void* of) {
+extern "C" __attribute__((visibility("default"))) int toy_run(const char* job, const char* results, MakeLanes make, void* of) {
     job_in = std::fopen(job, "rb");
     results_out = std::fopen(results, "wb");
     if (!job_in || !results_out) return 1;
