@@ -54,7 +54,11 @@ const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
 pub(crate) const FAULTS: [Fault; 41] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
-    fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
+    fault(
+        Plant::CreditEarly,
+        "memory_rings_of_one_slot",
+        &["of a row is", "of the operation is", "hash of", "rows sent is"],
+    ),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
     fault(Plant::WrongBank, "engine_ranks_that_are_no_power_of_two", &["number of the operation"]),
     fault(Plant::CountOffByOne, "engine_ranks_that_are_no_power_of_two", &["rows", "recv", "waited", "position"]),

@@ -5,20 +5,20 @@ use ep_core::port::{Cell, Counter, LaneId, LaneKind, Mail, Offset, Span};
 use ep_core::{Layout, Node, Rank, Rings};
 use proptest::prelude::*;
 
-fn region(layout: &Layout, name: &str) -> Span {
+pub(crate) fn region(layout: &Layout, name: &str) -> Span {
     layout.regions().into_iter().find(|region| region.name == name).expect("a region of that name").span
 }
 
-fn ranks(layout: &Layout) -> impl Iterator<Item = Rank> + use<> {
+pub(crate) fn ranks(layout: &Layout) -> impl Iterator<Item = Rank> + use<> {
     layout.topology().all()
 }
 
-fn inside(part: Span, whole: Span) -> bool {
+pub(crate) fn inside(part: Span, whole: Span) -> bool {
     whole.offset <= part.offset && part.end() <= whole.end()
 }
 
 /// Fails when two spans share a byte or one lies outside `whole`.
-fn assert_disjoint_in(whole: Span, mut spans: Vec<Span>) {
+pub(crate) fn assert_disjoint_in(whole: Span, mut spans: Vec<Span>) {
     spans.sort_unstable_by_key(|span| span.offset);
     assert!(spans.iter().all(|&span| inside(span, whole)), "{spans:?} leave {whole:?}");
     let apart = |pair: &[Span]| pair[0].end() <= pair[1].offset.0;
@@ -39,21 +39,21 @@ fn tracks(layout: &Layout, rings: &Rings, far: bool) -> Vec<u16> {
 }
 
 /// Every slot of every ring of `writer`, cut as `rings`.
-fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
+pub(crate) fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
     let slots = |track| (0..layout.geometry(rings, track).slots).map(move |slot| (track, slot));
     let all = tracks(layout, rings, far).into_iter().flat_map(slots);
     all.map(|(track, slot)| layout.ring_slot(writer, rings, track, slot)).collect()
 }
 
 /// Every staging slot to `peer`, cut as `rings`.
-fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
+pub(crate) fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
     let slots = |track| (0..layout.staging_slots(rings, track)).map(move |slot| (track, slot));
     let all = tracks(layout, rings, far).into_iter().flat_map(slots);
     all.map(|(track, slot)| layout.staging_slot(peer, rings, track, slot)).collect()
 }
 
 /// The neighbours at whose ends a window has rings: the ranks of a node, or one rank of each node.
-fn writers(layout: &Layout, far: bool) -> Vec<Rank> {
+pub(crate) fn writers(layout: &Layout, far: bool) -> Vec<Rank> {
     let topology = layout.topology();
     if far {
         topology.all_nodes().map(|node| topology.rank_at(node, 0)).collect()

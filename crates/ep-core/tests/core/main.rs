@@ -9,3 +9,4 @@ mod modules;
 mod plan;
 mod quant;
 mod ring;
+mod room;

@@ -15,16 +15,31 @@ pub(crate) fn config(name: &str) -> ProptestConfig {
     ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
 }
 
+/// How low latency travels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Low {
+    Slots,
+    Announced,
+    Units,
+}
+
 /// Shapes, topologies and settings of every kind, small enough that windows could be walked.
 pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
     let topology = (1u32..=4, 1u32..=6);
     let element = proptest::sample::select(&Element::ALL[..]);
     let shape = (1u32..=5, 1u32..=8, 1u32..=300, element);
     let placement = proptest::sample::select(&[Placement::Ring, Placement::Direct, Placement::Pulled][..]);
-    let switches = (placement, any::<bool>(), proptest::option::of((1u32..=7, 1u32..=9)));
+    let low_latency = proptest::sample::select(&[None, Some(Low::Slots), Some(Low::Announced), Some(Low::Units)][..]);
+    let switches = (placement, (low_latency, any::<bool>()), proptest::option::of((1u32..=7, 1u32..=9)));
     (topology, shape, rings(5, 24), switches, 0u64..5000).prop_map(
-        |((nodes, per_node), (local, topk, hidden, element), rings, (placement, low_latency, outboxes), arena)| {
-            let nodes = if placement == Placement::Pulled { 1 } else { nodes };
+        |(
+            (nodes, per_node),
+            (local, topk, hidden, element),
+            rings,
+            (placement, (low, per_choice), outboxes),
+            arena,
+        )| {
+            let nodes = if placement == Placement::Pulled || low == Some(Low::Units) { 1 } else { nodes };
             let topology = Topology::new(nodes, per_node).expect("a valid topology");
             let experts = local * topology.ranks();
             let shape = Shape::builder().experts(experts).topk(topk.min(experts)).hidden(hidden).max_tokens(64);
@@ -33,7 +48,9 @@ pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
             let settings = Settings::builder(&shape, &topology).channels(channels).slots(near.slots).chunk(near.chunk);
             let settings =
                 settings.credit(near.credit).far_slots(far.slots).far_chunk(far.chunk).far_credit(far.credit);
-            let settings = settings.placement(placement).arena_bytes(arena).low_latency(low_latency);
+            let settings = settings.placement(placement).arena_bytes(arena).low_latency(low.is_some());
+            let settings = settings.low_latency_units(low == Some(Low::Units)).low_latency_per_choice(per_choice);
+            let settings = settings.low_latency_announced(low == Some(Low::Announced));
             let settings = match outboxes.filter(|_| placement == Placement::Direct && nodes == 1) {
                 Some((channels, slots)) => settings.outboxes(channels).outbox_slots(slots),
                 None => settings,
