@@ -116,7 +116,8 @@ fn expected(case: &Case) -> Vec<u64> {
     let tokens = channel_tokens(case.tokens, rings.channels, case.channel);
     let alarm = case.alarm;
     let kind = [LowKind::Dispatch, LowKind::PerChoice, LowKind::PerRank][op as usize % 3];
-    let arrival = Arrival { op, kind, rows: case.count as u32 % 64 };
+    let few = (case.count % u64::from(layout.shape().max_tokens())) as u32;
+    let arrival = Arrival { op, kind, rows: few };
     let (laid, returned) = (layout.outbox(rings, case.channel), layout.outbox_to(rings, writer, case.channel));
     let (nodes, of_node) = (layout.topology().nodes(), layout.topology().ranks_per_node());
     let beyond = (nodes > 1).then(|| Rank((writer.0 + of_node) % layout.topology().ranks()));
@@ -172,24 +173,24 @@ fn expected(case: &Case) -> Vec<u64> {
         value_in(case.generation, bits),
         value_in(case.generation.wrapping_add(1), bits),
         u64::from(generation_of(bits)),
-        layout.low_row(op, writer, case.count as u32 % 64).offset.0,
-        layout.low_result(op, writer, case.count as u32 % 64, 1).offset.0,
+        layout.low_row(op, writer, few).offset.0,
+        layout.low_result(op, writer, few, 1).offset.0,
         low_stamp(case.generation, op).into(),
         layout.low_part(op, writer).offset.0,
         layout.low_part(op, writer).len,
         layout.low_result(op, writer, 0, 0).len - layout.row().results().payload_stride(),
         layout.low_staging(case.staging_slot).offset.0,
         layout.piece_cell(case.generation, writer, case.count as u32 % PIECES).0,
-        layout.low_cell(case.generation, op, writer, case.count as u32 % 64).0,
-        layout.low_head(op, writer, case.count as u32 % 64).offset.0,
+        layout.low_cell(case.generation, op, writer, few).0,
+        layout.low_head(op, writer, few).offset.0,
         layout.low_head(op, writer, 0).len,
         beyond.map_or(0, |peer| layout.low_far(writer, peer).offset.0),
         beyond.map_or(0, |peer| layout.low_far_heads(writer, peer).offset.0),
         layout.low_unit_head(op, writer).0,
         layout.low_unit_counts(op, writer).0,
-        layout.low_unit_header(op, writer, case.count as u32 % 64).0,
-        layout.low_unit_row(op, writer, case.count as u32 % 64).0,
-        layout.low_unit_result(op, writer, case.count as u32 % 64, 1).0,
+        layout.low_unit_header(op, writer, few).0,
+        layout.low_unit_row(op, writer, few).0,
+        layout.low_unit_result(op, writer, few, 1).0,
         arrival.encode(layout.shape()),
         Arrival::due(op + 1, layout.shape()),
         arrival.op,
@@ -304,7 +305,7 @@ int main() {
         out(ep_value_in((c.generation + 1) % 65536, bits));
         out(ep_generation_of(bits));
         const ep_u32 kind = c.op % 3 == 0 ? EP_LOW_DISPATCH : c.op % 3 == 1 ? EP_LOW_PER_CHOICE : EP_LOW_PER_RANK;
-        const ep_u32 few = (ep_u32)(c.count % 64);
+        const ep_u32 few = (ep_u32)(c.count % w.max_tokens);
         out(ep_low_row(w, c.op, c.writer, few));
         out(ep_low_result(w, c.op, c.writer, few, 1));
         out(ep_low_stamp(c.generation, c.op));

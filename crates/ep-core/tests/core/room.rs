@@ -202,3 +202,43 @@ fn masks_grow_with_the_node() {
     };
     assert_eq!([1, 32, 33, 64, 65].map(bytes), [4, 4, 8, 8, 12]);
 }
+
+/// A slot for each result of a batch would be half a gigabyte: as many as 64 MiB hold are staged at a time.
+#[test]
+fn little_is_staged_of_large_batches() {
+    let slots = |tokens| {
+        let topology = Topology::new(1, 2).unwrap();
+        let shape = Shape::builder().experts(16).topk(8).hidden(7168).max_tokens(tokens).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(true).build().unwrap();
+        let layout = Layout::new(&shape, &topology, &settings).unwrap();
+        (layout.low_staging_slots(), layout.low_staging(0).len)
+    };
+    let (small, bytes) = slots(100);
+    assert_eq!((small, u64::from(slots(4096).0)), (800, (64 << 20) / bytes));
+    // But a slot for each token.
+    assert_eq!(slots(8192).0, 8192);
+}
+
+/// In a dispatch all other ranks of the node read an outbox, in a combine one does.
+#[test]
+fn outboxes_are_read_by_those_who_get_rows_of_them() {
+    use ep_core::layout::Kind;
+    use ep_core::{OutboxUse, Placement};
+    let topology = Topology::new(1, 4).unwrap();
+    let shape = Shape::builder().experts(4).topk(2).hidden(8).max_tokens(8).build().unwrap();
+    let settings = Settings::builder(&shape, &topology).placement(Placement::Pulled).build().unwrap();
+    let layout = Layout::new(&shape, &topology, &settings).unwrap();
+    let rings = layout.settings().rings();
+    let window = |kind| layout.outbox_steps(kind, &rings, OutboxUse::default()).window;
+    let each = rings.near.slots;
+    assert_eq!([Kind::Dispatch, Kind::CachedDispatch, Kind::Combine].map(window), [3 * each, 3 * each, each]);
+}
+
+/// What a rank says as it begins: the operation above its kind, so that it rises.
+#[test]
+fn openings_rise_with_the_operation_and_tell_kinds_apart() {
+    use ep_core::layout::Kind;
+    let said: Vec<_> = [1, 2, 1 << 40].into_iter().flat_map(|op| Kind::ALL.map(|kind| kind.opening(op))).collect();
+    assert!(said.is_sorted_by(|one, next| one < next), "{said:?}");
+    assert_eq!(Kind::ALL.map(|kind| kind.opening(5) >> 3), [5; 4]);
+}

@@ -27,14 +27,14 @@ enum Low {
 pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
     let topology = (1u32..=4, 1u32..=6);
     let element = proptest::sample::select(&Element::ALL[..]);
-    let shape = (1u32..=5, 1u32..=8, 1u32..=300, element);
+    let shape = (1u32..=5, 1u32..=8, 1u32..=300, element, 1u32..=64);
     let placement = proptest::sample::select(&[Placement::Ring, Placement::Direct, Placement::Pulled][..]);
     let low_latency = proptest::sample::select(&[None, Some(Low::Slots), Some(Low::Announced), Some(Low::Units)][..]);
     let switches = (placement, (low_latency, any::<bool>()), proptest::option::of((1u32..=7, 1u32..=9)));
     (topology, shape, rings(5, 24), switches, 0u64..5000).prop_map(
         |(
             (nodes, per_node),
-            (local, topk, hidden, element),
+            (local, topk, hidden, element, tokens),
             rings,
             (placement, (low, per_choice), outboxes),
             arena,
@@ -42,7 +42,7 @@ pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
             let nodes = if placement == Placement::Pulled || low == Some(Low::Units) { 1 } else { nodes };
             let topology = Topology::new(nodes, per_node).expect("a valid topology");
             let experts = local * topology.ranks();
-            let shape = Shape::builder().experts(experts).topk(topk.min(experts)).hidden(hidden).max_tokens(64);
+            let shape = Shape::builder().experts(experts).topk(topk.min(experts)).hidden(hidden).max_tokens(tokens);
             let shape = shape.element(element).build().expect("a valid shape");
             let Rings { channels, near, far } = rings;
             let settings = Settings::builder(&shape, &topology).channels(channels).slots(near.slots).chunk(near.chunk);
