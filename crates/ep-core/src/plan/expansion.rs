@@ -244,6 +244,7 @@ mod tests {
         let none = Expansion::new(LocalChoices { topk_idx: &[], source_rank: &[] }, 2, 2, 2).unwrap();
         assert_eq!(none.in_room(3, 2, 1).unwrap().slots(), [-1; 6]);
         let said = |room: Result<Expansion, Error>| room.unwrap_err().to_string();
+        assert_eq!(exact.clone().in_room(2, 2, 4).unwrap().slots(), exact.slots(), "what fits exactly");
         let few = said(exact.clone().in_room(2, 1, 6));
         assert_eq!(few, "received rows to make room for is 1 of topk 2, allowed: at least 2 of topk 2");
         let few = said(exact.in_room(2, 3, 3));

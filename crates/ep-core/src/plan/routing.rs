@@ -299,4 +299,17 @@ mod tests {
         let first: Vec<_> = (0..choices.len()).map(|at| first_mention(&choices, at)).collect();
         assert_eq!(first, [0, 1, 2, 0, 2, 1]);
     }
+
+    #[test]
+    fn tokens_are_whole_and_no_more_than_a_batch_may_have() {
+        let most = crate::shape::MAX_TOKENS as usize;
+        let tokens = |len, columns| tokens_of(len, columns, "topk_idx", "topk").map_err(|error| error.to_string());
+        assert_eq!(
+            [tokens(0, 8), tokens(24, 8), tokens(most, 1), tokens(2 * most, 2)],
+            [Ok(0), Ok(3), Ok(most as u32), Ok(most as u32)]
+        );
+        let few = format!("tokens is {}, allowed: at most {most}", most + 1);
+        assert_eq!(tokens(2 * (most + 1), 2), Err(few));
+        assert_eq!(tokens(7, 2).unwrap_err(), "length of topk_idx is 7, allowed: a multiple of the 2 topk");
+    }
 }

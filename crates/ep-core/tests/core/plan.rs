@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use ep_core::plan::{Exchange, Expansion, LocalChoices, Membership, Plan, Repeats, TopK, align_counts, channel_tokens};
+use ep_core::plan::{
+    Exchange, Expansion, LocalChoices, Membership, Plan, Repeats, TopK, align_counts, channel_share, channel_tokens,
+};
 use ep_core::{Error, Rank, RankSet, Shape};
 use proptest::prelude::*;
 use proptest::sample::{Index, subsequence};
@@ -62,6 +64,24 @@ fn masked(ranks: u32, bits: u32) -> RankSet {
 
 proptest! {
     #![proptest_config(crate::common::config("plan"))]
+
+    #[test]
+    fn channels_share_some_tokens_as_they_share_all(
+        tokens in 0u32..200,
+        channels in 1u32..=9,
+        some in proptest::collection::btree_set(0u32..200, 0..60),
+    ) {
+        let some: Vec<_> = some.into_iter().filter(|&token| token < tokens).collect();
+        let shares = (0..channels).map(|channel| (channel, channel_share(&some, tokens, channels, channel)));
+        let mut next = 0;
+        for (channel, share) in shares {
+            prop_assert_eq!(share.start, next);
+            next = share.end;
+            let served = channel_tokens(tokens, channels, channel);
+            prop_assert!(some[share.start as usize..share.end as usize].iter().all(|token| served.contains(token)));
+        }
+        prop_assert_eq!(next as usize, some.len());
+    }
 
     #[test]
     fn counts_and_positions_are_those_of_a_naive_count(batches in batches(), bits: u32) {

@@ -242,3 +242,29 @@ fn openings_rise_with_the_operation_and_tell_kinds_apart() {
     assert!(said.is_sorted_by(|one, next| one < next), "{said:?}");
     assert_eq!(Kind::ALL.map(|kind| kind.opening(5) >> 3), [5; 4]);
 }
+
+#[test]
+fn what_a_carrier_has_behind_a_window_is_a_region() {
+    let topology = Topology::new(1, 2).unwrap();
+    let shape = Shape::builder().experts(2).topk(1).hidden(8).max_tokens(1).build().unwrap();
+    let layout = Layout::new(&shape, &topology, &Settings::auto(&shape, &topology)).unwrap();
+    let has = |layout: &Layout| layout.regions().iter().any(|region| region.name == "behind");
+    assert!(!has(&layout) && !has(&layout.followed_by(0)));
+    let more = layout.followed_by(100).followed_by(28);
+    assert_eq!(region(&more, "behind"), Offset(layout.window_bytes()).span(128));
+    assert_eq!(more.window_bytes(), layout.window_bytes() + 128);
+}
+
+#[test]
+fn a_row_a_choice_needs_room_for_it() {
+    use ep_core::layout::LowKind;
+    let topology = Topology::new(1, 2).unwrap();
+    let shape = Shape::builder().experts(2).topk(1).hidden(8).max_tokens(1).build().unwrap();
+    let refused = |has| {
+        let settings =
+            Settings::builder(&shape, &topology).low_latency(true).low_latency_per_choice(has).build().unwrap();
+        let layout = Layout::new(&shape, &topology, &settings).unwrap();
+        [LowKind::Dispatch, LowKind::PerChoice, LowKind::PerRank].map(|kind| layout.check_low_kind(kind).is_err())
+    };
+    assert_eq!((refused(true), refused(false)), ([false; 3], [false, true, false]));
+}
