@@ -384,3 +384,29 @@ impl<P: Port> Port for Attended<P> {
         self.inner.only_posts(only);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::loopback::{Loopback, finish};
+    use crate::port::Mail;
+
+    /// Who waits for a role of its own rank to the end blames whom that one waits for, and not its own rank.
+    #[test]
+    fn a_wait_for_an_own_role_ends_with_what_that_one_waits_for() {
+        let (board, me, peer) = (Rc::new(Board::new(4)), Rank(0), Rank(3));
+        let mut coordinator = Attended::new(Loopback::new(), &board, 7);
+        let mail = Cell::new(me, LaneKind::Mailbox(Mail::Sent, 0), Counter::Head);
+        let ended = |port: &mut Attended<Loopback>| match finish(port.wait(mail, 1)) {
+            Err(Fault::Timeout { phase, peer, .. }) => (phase, peer),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(ended(&mut coordinator).1, me, "nobody waits for anything");
+        let mut sender = Attended::new(Loopback::new(), &board, 7);
+        let tail = Cell::new(peer, LaneKind::Data(0), Counter::Tail);
+        assert!(finish(sender.wait(tail, 1)).is_err());
+        assert_eq!(ended(&mut coordinator), (Phase::Rows, peer));
+        // And waits of its own are on the board, where mailboxes are not.
+        assert_eq!(board.foremost().map(|wait| (wait.phase, wait.peer)), Some((Phase::Rows, peer)));
+    }
+}
