@@ -1,7 +1,7 @@
 //! Regions of a window have room for what lies in them, and for nothing else: each part has bytes of its own, and no more than its alignment is left.
 
 use ep_core::layout::{CELL_BYTES, LINE_BYTES, PIECES, ROW_ALIGN, SLOT_ALIGN};
-use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, UNIT_BYTES, unit_bytes};
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span, UNIT_BYTES, unit_bytes};
 use ep_core::{Layout, Rank, Settings, Shape, Topology};
 use proptest::prelude::*;
 
@@ -79,6 +79,23 @@ proptest! {
         let has = |peer, index| layout.has_lane(Rank(0), LaneId { peer: Rank(peer), kind: LaneKind::from_index(index) });
         prop_assert!(has(0, 0) && has(ranks - 1, count - 1));
         prop_assert!(!has(ranks, 0) && !has(0, count));
+    }
+
+    #[test]
+    fn rows_that_are_announced_one_by_one_have_lanes_and_cells_of_their_own(layout in crate::common::layouts()) {
+        let (tokens, ranks) = (layout.shape().max_tokens(), layout.topology().ranks());
+        let announced = layout.settings().low_latency_announced();
+        prop_assert_eq!(layout.row_lanes(), if announced { tokens as usize } else { 0 });
+        let lane = |token: u32| LaneKind::LowRow(token as u16);
+        let has = |token| layout.has_lane(Rank(0), LaneId { peer: Rank(ranks - 1), kind: lane(token) });
+        prop_assert_eq!((has(0), has(tokens - 1), has(tokens)), (announced, announced, false));
+        let known = |writer, kind| layout.has_cell(Cell::new(Rank(writer), kind, Counter::Tail));
+        prop_assert_eq!((known(0, LaneKind::Data(0)), known(ranks, LaneKind::Data(0))), (true, false));
+        for (op, counter) in [(0, Counter::Even), (1, Counter::Odd)].into_iter().filter(|_| announced) {
+            let cell = Cell::new(Rank(ranks - 1), lane(tokens - 1), counter);
+            prop_assert!(layout.has_cell(cell));
+            prop_assert_eq!(layout.cell(cell, 7), layout.low_cell(7, op, Rank(ranks - 1), tokens - 1));
+        }
     }
 
     #[test]
@@ -267,4 +284,13 @@ fn a_row_a_choice_needs_room_for_it() {
         [LowKind::Dispatch, LowKind::PerChoice, LowKind::PerRank].map(|kind| layout.check_low_kind(kind).is_err())
     };
     assert_eq!((refused(true), refused(false)), ([false; 3], [false, true, false]));
+}
+
+/// Where rows travel as units, what each expert gets is staged, too, and may be more than a row.
+#[test]
+fn counts_of_many_experts_are_staged() {
+    let topology = Topology::new(1, 2).unwrap();
+    let shape = Shape::builder().experts(4096).topk(1).hidden(8).max_tokens(4).build().unwrap();
+    let settings = Settings::builder(&shape, &topology).low_latency(true).low_latency_units(true).build().unwrap();
+    assert_eq!(Layout::new(&shape, &topology, &settings).unwrap().low_staging(0).len, 4 * 2048);
 }
