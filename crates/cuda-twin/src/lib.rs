@@ -149,36 +149,32 @@ fn compiler() -> String {
     env::var("CXX").ok().filter(|named| !named.is_empty()).unwrap_or_else(|| "g++".to_owned())
 }
 
-/// All of the twin's text.
-fn texts() -> impl Iterator<Item = (&'static str, &'static str)> {
-    TOY.into_iter().chain([MACHINE]).chain(OWN).chain(DRIVER)
+/// Of all that makes a twin: its text, and how this file has it compiled.
+fn digest() -> Sha256 {
+    let mut hash = Sha256::new();
+    let texts = TOY.into_iter().chain([MACHINE]).chain(OWN).chain(DRIVER);
+    for part in texts.flat_map(|(name, text)| [name, text]).chain([include_str!("lib.rs")]) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash
 }
 
-/// A number of the twin's text: kernels of one text are none of another's.
+/// A number of the twin: kernels of one are none of another's.
 fn version() -> u32 {
-    let mut hash = Sha256::new();
-    for (name, text) in texts() {
-        hash.update(name.as_bytes());
-        hash.update(text.as_bytes());
-    }
-    let digest = hash.finalize();
+    let digest = digest().finalize();
     u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3] & 0x7f])
 }
 
-/// Where a twin of this text, made by this compiler, is kept; nowhere, where the environment names no place.
+/// Where such a twin, made by this compiler, is kept; nowhere, where the environment names no place.
 fn kept() -> io::Result<Option<PathBuf>> {
     let var = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = || var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
     let all = var("EP_CUDA_TWIN_CACHE").or_else(|| base().map(|base| base.join("moexpress").join("cuda-twin")));
     let Some(all) = all else { return Ok(None) };
-    let mut hash = Sha256::new();
-    for part in texts().flat_map(|(name, text)| [name, text]).chain([FLAGS]) {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    let mut asked = Command::new(compiler());
-    hash.update(output(asked.arg("--version"))?);
-    let name: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let compiler = output(Command::new(compiler()).arg("--version"))?;
+    let digest = digest().chain_update(compiler).finalize();
+    let name: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     Ok(Some(all.join(name)))
 }
 

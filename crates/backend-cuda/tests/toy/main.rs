@@ -1,9 +1,9 @@
 //! The contract of devices is not CUDA in disguise: the kernels' own text of the rings' roles runs on a toy device, and moves every bit as the
 //! oracle says.
 //!
-//! The toy is a processor of CPU threads (`device/machine.h`) with words (`device/ep_device.h`) and near verbs (`device/ep_near.h`) of its own.
+//! The toy is a processor of CPU threads (`machine.h`) with words (`ep_device.h`) and near verbs (`ep_near.h`) of its own, all of `crates/cuda-twin/device`.
 //! Everything else that its program is made of is what GPUs run: `counts.cu`, `dispatch_ring.cu`, `combine_ring.cu`, `offer_none.cu` and the headers they include. A word
-//! of CUDA in any of these does not compile. Needs a C++ compiler and nothing else.
+//! of CUDA in any of these does not compile. Needs g++, or the compiler that `CXX` names, and nothing else.
 
 mod adapters;
 #[path = "../../../ep-core/tests/core/common/compiler.rs"]

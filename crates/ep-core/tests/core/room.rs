@@ -1,8 +1,8 @@
 //! Regions of a window have room for what lies in them, and for nothing else: each part has bytes of its own, and no more than its alignment is left.
 
-use ep_core::layout::{CELL_BYTES, LINE_BYTES, PIECES, ROW_ALIGN, SLOT_ALIGN};
+use ep_core::layout::{CELL_BYTES, Kind, LINE_BYTES, LowKind, PIECES, ROW_ALIGN, SLOT_ALIGN};
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span, UNIT_BYTES, unit_bytes};
-use ep_core::{Layout, Rank, Settings, Shape, Topology};
+use ep_core::{Layout, OutboxUse, Placement, Rank, Rings, Settings, Shape, Topology};
 use proptest::prelude::*;
 
 use crate::layout::{assert_disjoint_in, inside, ranks, region, ring_slots, staging_slots, writers};
@@ -52,7 +52,7 @@ proptest! {
         let own = layout.settings().rings();
         let near = (!layout.is_pulled() && layout.settings().outboxes().is_none()).then_some((false, "near rings", "near staging"));
         for (far, rings, staging) in near.into_iter().chain([(true, "far rings", "far staging")]) {
-            let of_all = |slots: fn(&Layout, Rank, &ep_core::Rings, bool) -> Vec<Span>| {
+            let of_all = |slots: fn(&Layout, Rank, &Rings, bool) -> Vec<Span>| {
                 writers(&layout, far).into_iter().flat_map(|rank| slots(&layout, rank, &own, far)).collect::<Vec<_>>()
             };
             assert_fill(region(&layout, rings), of_all(ring_slots));
@@ -239,8 +239,6 @@ fn little_is_staged_of_large_batches() {
 /// In a dispatch all other ranks of the node read an outbox, in a combine one does.
 #[test]
 fn outboxes_are_read_by_those_who_get_rows_of_them() {
-    use ep_core::layout::Kind;
-    use ep_core::{OutboxUse, Placement};
     let topology = Topology::new(1, 4).unwrap();
     let shape = Shape::builder().experts(4).topk(2).hidden(8).max_tokens(8).build().unwrap();
     let settings = Settings::builder(&shape, &topology).placement(Placement::Pulled).build().unwrap();
@@ -254,7 +252,6 @@ fn outboxes_are_read_by_those_who_get_rows_of_them() {
 /// What a rank says as it begins: the operation above its kind, so that it rises.
 #[test]
 fn openings_rise_with_the_operation_and_tell_kinds_apart() {
-    use ep_core::layout::Kind;
     let said: Vec<_> = [1, 2, 1 << 40].into_iter().flat_map(|op| Kind::ALL.map(|kind| kind.opening(op))).collect();
     assert!(said.is_sorted_by(|one, next| one < next), "{said:?}");
     assert_eq!(Kind::ALL.map(|kind| kind.opening(5) >> 3), [5; 4]);
@@ -274,7 +271,6 @@ fn what_a_carrier_has_behind_a_window_is_a_region() {
 
 #[test]
 fn a_row_a_choice_needs_room_for_it() {
-    use ep_core::layout::LowKind;
     let topology = Topology::new(1, 2).unwrap();
     let shape = Shape::builder().experts(2).topk(1).hidden(8).max_tokens(1).build().unwrap();
     let refused = |has| {
