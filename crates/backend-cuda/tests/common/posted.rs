@@ -31,10 +31,11 @@ pub enum Adapters {
     Played(Arc<Hca>),
 }
 
-/// Settings of jobs that are over soon: short queues, and adapters that give up after milliseconds.
+/// Settings of jobs that are over soon: short queues, and adapters that give up after two seconds. (Whose queue breaks finds out by polling it, and
+/// may get no processor for a while. Were its peer to miss its answers before, that would be named.)
 pub fn settings() -> Settings {
     let settings = Settings::new().relaxed_ordering(true).log_depth(6);
-    settings.and_then(|settings| settings.ack_timeout(12)?.retries(3)).expect("settings")
+    settings.and_then(|settings| settings.ack_timeout(17)?.retries(3)).expect("settings")
 }
 
 impl Adapters {
