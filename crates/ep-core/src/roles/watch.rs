@@ -322,6 +322,24 @@ fn check_opening<M: Machine>(operation: &Operation<'_, M>, peer: Rank, opening: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::loopback::{Loopback, finish};
+
+    #[test]
+    fn a_rank_that_has_said_too_much_can_still_give_a_verdict() {
+        let (me, mut port, mut vigil) = (Rank(0), Loopback::new(), Vigil::new(1));
+        let said = |port: &Loopback| Alarm::decode(port.peek(Cell::new(me, LaneKind::Watch, Counter::Alarm))).unwrap();
+        for serial in 1..=Alarm::MAX_SERIAL + 1 {
+            let wait = Wait::new(5, Phase::Counts, me);
+            finish(vigil.publish(me, [me].into_iter(), &mut port, false, wait));
+            let said = said(&port);
+            assert_eq!((said.serial, said.verdict), (serial.min(Alarm::MAX_SERIAL - 1), false));
+        }
+        for _ in 0..2 {
+            finish(vigil.warn(me, &[me], &mut port, 5, me));
+            let said = said(&port);
+            assert_eq!((said.serial, said.verdict, said.peer), (Alarm::MAX_SERIAL, true, me));
+        }
+    }
 
     #[test]
     fn alarms_name_operations_by_their_low_bits() {

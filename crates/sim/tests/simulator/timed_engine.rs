@@ -3,9 +3,12 @@
 use ep_conformance::drive::{Round, round};
 use ep_conformance::verify;
 use ep_conformance::workload::Workload;
-use ep_core::engine::{Combine, Engine};
+use ep_core::engine::low_latency::LowRouting;
+use ep_core::engine::{Combine, Engine, Routing};
+use ep_core::machine::{Machine as _, Opening};
+use ep_core::port::{Cell, Counter, Duty, LaneKind, Need, Port as _, Role};
 use ep_core::reference::World;
-use ep_core::{Element, Endpoint, Nanos, Placement, RankSet, Scaling, Settings, Shape, Topology};
+use ep_core::{Element, Endpoint, LowLatency, Nanos, Placement, Rank, RankSet, Scaling, Settings, Shape, Topology};
 use ep_sim::{Builder, Cluster, Machine, Model, Rate, Run};
 
 fn shape(experts: u32, hidden: u32, tokens: u32) -> Shape {
@@ -52,7 +55,7 @@ async fn times(mut ep: Engine<Machine>, choices: &[Vec<i64>]) -> [Nanos; 2] {
     let tokens = (topk_idx.len() / ep.shape().topk() as usize) as u32;
     let row = ep.shape().row_bytes() as usize;
     let x = ep.rows(&vec![0; tokens as usize * row], tokens).unwrap();
-    let routing = ep_core::engine::Routing::TopK { topk_idx, topk_weights: None };
+    let routing = Routing::TopK { topk_idx, topk_weights: None };
     let got = ep.dispatch(&x, &routing).await.unwrap();
     let dispatched = ep.now();
     let result = 2 * ep.shape().hidden() as usize;
@@ -167,4 +170,49 @@ fn received(shape: &Shape, topology: &Topology) -> u64 {
         ranks.len() as u64
     };
     choices(shape, topology).iter().flat_map(|choices| choices.chunks(shape.topk() as usize)).map(of).sum()
+}
+
+/// Whoever comes late is whom the others waited for, in both modes; nobody else kept them waiting half as long.
+#[test]
+fn statistics_say_who_kept_the_others_waiting() {
+    const LATE: Rank = Rank(2);
+    const PAUSE: Nanos = Nanos(1_000_000);
+    for low_latency in [false, true] {
+        let (topology, shape) = (Topology::new(1, 3).unwrap(), shape(24, 64, 8));
+        let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+        let cluster = Cluster::builder(topology)
+            .settings(settings)
+            .timed(Model::h200_node())
+            .deadlines(true)
+            .build(shape)
+            .unwrap();
+        let choices = choices(&shape, &topology);
+        let run = cluster.run(async |mut ep| {
+            let (me, topk_idx) = (ep.rank(), choices[ep.rank().index()].clone());
+            let x = ep.rows(&vec![0; 8 * shape.row_bytes() as usize], 8).unwrap();
+            if me == LATE {
+                let role = Role::new(Duty::Watch);
+                let opening = Opening { role, op: 0, generation: 0, deadline: ep.now() + PAUSE };
+                // Nobody publishes that: the wait is a clock.
+                let never = Need { cell: Cell::new(me, LaneKind::Watch, Counter::Alarm), at_least: u64::MAX };
+                assert!(ep.machine().port(opening).wait_any(&[never]).await.is_err());
+            }
+            if low_latency {
+                ep.low_latency_dispatch(&x, &LowRouting::new(topk_idx, None)).await.unwrap();
+            } else {
+                ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await.unwrap();
+            }
+            ep.stats().peers.iter().map(|peer| peer.waited).collect::<Vec<_>>()
+        });
+        for (me, waited) in topology.all().zip(run.unwrap().finished()) {
+            for (peer, waited) in topology.all().zip(waited) {
+                let kept_waiting = me != LATE && peer == LATE;
+                assert_eq!(
+                    waited.0 > PAUSE.0 / 2,
+                    kept_waiting,
+                    "{me} waited {waited} for {peer}, low latency: {low_latency}"
+                );
+            }
+        }
+    }
 }
