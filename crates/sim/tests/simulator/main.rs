@@ -9,6 +9,7 @@ mod faults;
 mod low;
 mod low_announced;
 mod low_forms;
+mod low_lanes;
 mod low_units;
 mod no_allocation;
 mod promises;
