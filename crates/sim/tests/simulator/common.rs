@@ -1,7 +1,7 @@
 //! What the tests share: a small cluster, one lane, one cell, and room for data in every window.
 
 use ep_core::machine::{Machine as _, Opening};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Offset, Role};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Offset, Port as _, Role};
 use ep_core::{Nanos, Rank, Settings, Shape, Topology};
 use ep_sim::{Builder, Cluster, Machine, Port};
 
@@ -66,4 +66,11 @@ pub(crate) fn need(writer: Rank, at_least: u64) -> [Need; 1] {
 /// The `at`-th free byte of every window.
 pub(crate) fn free(machine: &Machine, at: u64) -> Offset {
     machine.layout().arena().offset.plus(at)
+}
+
+/// Does nothing until then.
+pub(crate) async fn pause(machine: &Machine, deadline: Nanos) {
+    let mut port = machine.port(Opening { role: Role::new(Duty::Probe), op: 1, generation: 1, deadline });
+    let never = Need { cell: Cell::new(machine.rank(), LaneKind::Watch, Counter::Waiting), at_least: u64::MAX };
+    let _ = port.wait_any(&[never]).await;
 }

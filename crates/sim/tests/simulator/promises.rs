@@ -1,22 +1,14 @@
 //! What ranks owe each other beside the rows, seen in the records of runs: waits for banks, suspicions taken back, masked
 //! ranks that are told, alarms that are heard again after a recovery.
 
-use std::mem::offset_of;
-
-use crate::common::{A, B, C, DEADLINE};
+use crate::common::{A, B, C, DEADLINE, pause};
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Engine, Routing};
-use ep_core::layout::{Alarm, MASKED, RowHeader};
-use ep_core::machine::{
-    Decorated, FaultPlan, LaneClass, Machine as _, Opening, Trigger, Trouble, VerbKind, Window as _,
-};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role};
+use ep_core::layout::{Alarm, MASKED};
+use ep_core::port::{Cell, Counter, Duty, LaneKind};
 use ep_core::topology::Reach;
 use ep_core::trace::{Record, Verb};
-use ep_core::{
-    Endpoint, Error, Fault, LaneCause, LowLatency, Nanos, OutboxUse, Placement, Rank, RankSet, Settings, Shape,
-    Topology,
-};
+use ep_core::{Endpoint, Error, LowLatency, Nanos, OutboxUse, Placement, Rank, RankSet, Settings, Shape, Topology};
 use ep_sim::{Builder, Cluster, Incident, Machine};
 
 const TOKENS: u32 = 6;
@@ -183,7 +175,7 @@ fn who_is_asked_in_low_latency_answers_however_short_it_has_waited() {
                     ep.low_latency_dispatch(&x, &routing).await.map(drop)
                 }
                 B => {
-                    pause(&ep, Nanos(DEADLINE.0 / 10 * 7)).await;
+                    pause(ep.machine(), Nanos(DEADLINE.0 / 10 * 7)).await;
                     ep.receive_dispatch(&first).await.map(drop)
                 }
                 _ => Ok(()),
@@ -193,13 +185,6 @@ fn who_is_asked_in_low_latency_answers_however_short_it_has_waited() {
         let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         assert_eq!(run.finished(), [Some(C), Some(C), None], "seed {seed}");
     }
-}
-
-/// Does nothing until then.
-async fn pause(ep: &Engine<Machine>, deadline: Nanos) {
-    let mut port = ep.machine().port(Opening { role: Role::new(Duty::Probe), op: 1, generation: 1, deadline });
-    let never = Need { cell: Cell::new(ep.rank(), LaneKind::Watch, Counter::Waiting), at_least: u64::MAX };
-    let _ = port.wait_any(&[never]).await;
 }
 
 /// It may wait for a bank to send to, and for rows of either bank: each wait ends at once.
@@ -258,63 +243,4 @@ fn verdicts_are_heard_again_after_a_recovery() {
         }
     }
     assert!(heard.iter().all(|&heard| heard > SEEDS / 2), "{heard:?} of {SEEDS}");
-}
-
-/// A rank that finds a broken lane long before the deadline tells the others, and they say from whom they have that.
-#[test]
-fn who_hears_a_verdict_before_its_time_is_up_says_from_whom() {
-    let broken = |peer| {
-        let lane = LaneId { peer, kind: LaneKind::Data(0) };
-        Trouble::Fail(Fault::LaneBroken { lane, cause: LaneCause::NoAnswer })
-    };
-    for seed in 0..SEEDS {
-        let run = cluster(1, 3, false).seed(seed).build(shape(3)).unwrap().run_machines(async |machine: Machine| {
-            let me = machine.rank();
-            let rows = Trigger::kind(VerbKind::Put).on_lane(LaneClass::Data).with_peer(C);
-            let plan = FaultPlan::new();
-            let plan = if me == B { plan.with(rows, 1, broken(C)) } else { plan };
-            let mut ep = Engine::new(Decorated::new(machine, plan)).unwrap();
-            let x = ep.rows(&vec![1; TOKENS as usize * 64], TOKENS).unwrap();
-            let routing = Routing::TopK { topk_idx: choices(3), topk_weights: None };
-            let mut failed = ep.dispatch(&x, &routing).await.err();
-            while failed.is_none() {
-                failed = ep.dispatch(&x, &routing).await.err();
-            }
-            failed.and_then(|error| error.failure().copied()).map(|failure| (failure.culprit, failure.reporter))
-        });
-        let told = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}")).finished();
-        // Whoever takes a verdict over spreads it, too.
-        for (me, told) in (0..).map(Rank).zip(told) {
-            let (culprit, reporter) = told.expect("it failed");
-            assert_eq!((culprit, reporter == me), (C, me == B), "seed {seed}: rank {me} was told by rank {reporter}");
-        }
-    }
-}
-
-/// What a row of low latency carries beside its place tells it from one of another generation, or operation, in the same slot.
-#[test]
-fn rows_of_low_latency_say_which_generation_and_operation_they_are_of() {
-    let stamp = |ep: &Engine<Machine>, op| {
-        let (machine, source) = (ep.machine(), Rank(1 - ep.rank().0));
-        let (mut stamp, row) = ([0; 4], machine.layout().low_row(op, source, 0).offset);
-        machine.window().read(row.plus(offset_of!(RowHeader, op) as u64), &mut stamp).unwrap();
-        u32::from_le_bytes(stamp)
-    };
-    // To look at slots without waiting for them is a race.
-    let run = cluster(1, 2, true).race_tracking(false).build(shape(2)).unwrap().run(async |mut ep| {
-        let mut stamps = Vec::new();
-        for generation in 1..=2 {
-            for op in 1..=3 {
-                let (x, _) = batch(&mut ep);
-                let got = ep.low_latency_dispatch(&x, &low_routing(2)).await.unwrap();
-                stamps.push((generation, op, stamp(&ep, op)));
-                drop(got);
-            }
-            ep.rejoin().await.unwrap();
-        }
-        stamps
-    });
-    for (generation, op, stamp) in run.unwrap().finished().concat() {
-        assert_eq!(stamp, generation << 16 | op as u32, "operation {op} of generation {generation}");
-    }
 }

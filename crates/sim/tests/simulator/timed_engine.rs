@@ -1,12 +1,11 @@
 //! Dispatch and combine in virtual time.
 
+use crate::common::pause;
 use ep_conformance::drive::{Round, round};
 use ep_conformance::verify;
 use ep_conformance::workload::Workload;
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Engine, Routing};
-use ep_core::machine::{Machine as _, Opening};
-use ep_core::port::{Cell, Counter, Duty, LaneKind, Need, Port as _, Role};
 use ep_core::reference::World;
 use ep_core::{Element, Endpoint, LowLatency, Nanos, Placement, Rank, RankSet, Scaling, Settings, Shape, Topology};
 use ep_sim::{Builder, Cluster, Machine, Model, Rate, Run};
@@ -191,11 +190,7 @@ fn statistics_say_who_kept_the_others_waiting() {
             let (me, topk_idx) = (ep.rank(), choices[ep.rank().index()].clone());
             let x = ep.rows(&vec![0; 8 * shape.row_bytes() as usize], 8).unwrap();
             if me == LATE {
-                let role = Role::new(Duty::Watch);
-                let opening = Opening { role, op: 0, generation: 0, deadline: ep.now() + PAUSE };
-                // Nobody publishes that: the wait is a clock.
-                let never = Need { cell: Cell::new(me, LaneKind::Watch, Counter::Alarm), at_least: u64::MAX };
-                assert!(ep.machine().port(opening).wait_any(&[never]).await.is_err());
+                pause(ep.machine(), ep.now() + PAUSE).await;
             }
             if low_latency {
                 ep.low_latency_dispatch(&x, &LowRouting::new(topk_idx, None)).await.unwrap();
