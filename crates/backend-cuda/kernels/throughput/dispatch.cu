@@ -74,35 +74,72 @@ EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* p
     return rings;
 }
 
-/* Writes the headers of every token's rows whose turn it is. */
+/* A part of a header, of 16 bytes: the row's own, or two choices of its token. */
+struct EpHeaderPart {
+    ep_u32 token;
+    ep_u32 rank;
+    ep_u32 part;
+    ep_i32 position; /* of the row; -1 where the rank gets none */
+    ep_i64 expert[2];
+    float weight[2];
+};
+
+/* Parts that a lane has in flight. */
+#define EP_HEADER_PARTS 4u
+
+/* A lane's part `item` of those of all ranks of `count` tokens from `token` on. */
+EP_DEV EpHeaderPart ep_header_part(const EpRank& r, const EpDispatchArgs& a, ep_u32 token, ep_u32 count, ep_u32 item) {
+    const ep_u32 parts = (ep_u32)(r.w.header_bytes / 16), of_token = r.w.ranks * parts, rest = item % of_token;
+    EpHeaderPart h = {token + item / of_token, rest / parts, rest % parts, -1, {-1, -1}, {0.0f, 0.0f}};
+    if (item < count * of_token) h.position = ((const ep_i32*)a.ring.position)[(ep_u64)h.token * r.w.ranks + h.rank];
+    return h;
+}
+
+/* Loads the choices of a part, whoever they are for. */
+EP_DEV void ep_load_choices(const EpRank& r, const EpDispatchArgs& a, EpHeaderPart& h) {
+#pragma unroll
+    for (ep_u32 i = 0; i < 2; ++i) {
+        const ep_u32 k = 2 * h.part - 2 + i;
+        const bool is = h.position >= 0 && h.part > 0 && k < r.w.topk && a.ring.topk_idx != 0;
+        const ep_u64 at = (ep_u64)h.token * r.w.topk + k;
+        if (is) h.expert[i] = ((const ep_i64*)a.ring.topk_idx)[at];
+        if (is) h.weight[i] = a.ring.topk_weights ? ((const float*)a.ring.topk_weights)[at] : 1.0f;
+    }
+}
+
+/* A choice as it travels to a rank: none where the expert is another's. */
+EP_DEV EpChoice ep_header_choice(const EpRank& r, const EpHeaderPart& h, ep_u32 i) {
+    const ep_i64 expert = h.expert[i] - (ep_i64)h.rank * r.w.local_experts;
+    if (expert < 0 || expert >= (ep_i64)r.w.local_experts) return {-1, 0.0f};
+    return {ep_planted(r, EP_PLANT_FOREIGN_CHOICE) ? (ep_i32)r.w.local_experts : (ep_i32)expert, h.weight[i]};
+}
+
+/* Puts a part where its row's header lies, if that is anywhere. */
+EP_DEV void ep_put_header_part(const EpRank& r, const EpPlace* places, const EpHeaderPart& h) {
+    if (h.position < 0 || !ep_is_somewhere(places[h.rank].header)) return;
+    EpUnit bytes = ep_unit((int)r.me, (int)h.token, h.position, (int)(ep_u32)ep_op(r));
+    if (h.part > 0) {
+        const EpChoice first = ep_header_choice(r, h, 0), second = ep_header_choice(r, h, 1);
+        bytes = ep_unit(first.expert, __float_as_int(first.weight), second.expert, __float_as_int(second.weight));
+    }
+    ep_put16(places[h.rank].header + ((ep_u64)h.position * r.w.header_bytes + h.part * 16), bytes);
+}
+
+/* Writes the headers of every token's rows whose turn it is. Those of several tokens at a time: each part waits for what it is made of. By a warp. */
 EP_DEV void ep_write_headers(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, const EpBlockRole& role) {
-    const ep_u32 first = ep_block() * role.count + role.index, step = ep_blocks() * role.count;
-    const ep_u32 lane = ep_warp_lane(), parts = (ep_u32)(r.w.header_bytes / 16), ranks = r.w.ranks, topk = r.w.topk;
-    const ep_u32 op = (ep_u32)ep_op(r);
-    for (ep_u32 token = first; token < a.ring.tokens; token += step) {
-        for (ep_u32 item = lane; item < ranks * parts; item += 32) {
-            const ep_u32 rank = item / parts, part = item % parts;
-            const ep_i32 position = ((const ep_i32*)a.ring.position)[(ep_u64)token * ranks + rank];
-            if (position < 0 || !ep_is_somewhere(places[rank].header)) continue;
-            int4 bytes = make_int4((int)r.me, (int)token, position, (int)op);
-            if (part > 0) {
-                EpChoice two[2];
-                for (ep_u32 i = 0; i < 2; ++i) {
-                    const ep_u32 k = 2 * (part - 1) + i;
-                    two[i].expert = -1;
-                    two[i].weight = 0.0f;
-                    if (k < topk && a.ring.topk_idx != 0) {
-                        const ep_u64 at = (ep_u64)token * topk + k;
-                        const ep_i64 expert = ((const ep_i64*)a.ring.topk_idx)[at] - (ep_i64)rank * r.w.local_experts;
-                        if (expert >= 0 && expert < (ep_i64)r.w.local_experts) {
-                            two[i].expert = ep_planted(r, EP_PLANT_FOREIGN_CHOICE) ? (ep_i32)r.w.local_experts : (ep_i32)expert;
-                            two[i].weight = a.ring.topk_weights ? ((const float*)a.ring.topk_weights)[at] : 1.0f;
-                        }
-                    }
-                }
-                bytes = make_int4(two[0].expert, __float_as_int(two[0].weight), two[1].expert, __float_as_int(two[1].weight));
-            }
-            ep_put16(places[rank].header + ((ep_u64)position * r.w.header_bytes + part * 16), bytes);
+    const ep_u32 of_token = r.w.ranks * (ep_u32)(r.w.header_bytes / 16), turn = 32 * EP_HEADER_PARTS;
+    const ep_u32 together = of_token < turn ? turn / of_token : 1;
+    const ep_u32 first = (ep_block() * role.count + role.index) * together, step = ep_blocks() * role.count * together;
+    for (ep_u64 token = first; token < a.ring.tokens; token += step) {
+        const ep_u32 left = a.ring.tokens - (ep_u32)token, count = left < together ? left : together;
+        for (ep_u32 begin = ep_warp_lane(); begin < count * of_token; begin += turn) {
+            EpHeaderPart h[EP_HEADER_PARTS];
+#pragma unroll
+            for (ep_u32 i = 0; i < EP_HEADER_PARTS; ++i) h[i] = ep_header_part(r, a, (ep_u32)token, count, begin + 32 * i);
+#pragma unroll
+            for (ep_u32 i = 0; i < EP_HEADER_PARTS; ++i) ep_load_choices(r, a, h[i]);
+#pragma unroll
+            for (ep_u32 i = 0; i < EP_HEADER_PARTS; ++i) ep_put_header_part(r, places, h[i]);
         }
     }
 }

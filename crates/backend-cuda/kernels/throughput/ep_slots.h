@@ -5,7 +5,7 @@
  *   first    the first slot of each local expert: a prefix sum of the choices that the ranks told each other, aligned
  *   count    choices of each expert in each share; a block tells the blocks behind it, each count in a word with the launch's number
  *   place    behind the choices of all shares before, in order of row and choice: a match among 32 choices at a time
- *   waits    for blocks of lower index, which run at the same time; not longer than the deadline
+ *   waits    for blocks of lower index, which were started before; not longer than the deadline
  *
  * Tables of local experts lie in shared memory, or in `tables` where they are too large for it.
  */
@@ -32,6 +32,8 @@ EP_DEV EpShareOf ep_share_of(ep_u32 rows) {
 EP_DEV void ep_first_slots(const EpRank& r, const EpSlotsArgs& a, ep_u32* first) {
     const ep_u32 lane = ep_warp_lane(), local = r.w.local_experts;
     ep_u32 before = 0;
+    /* Counts are loaded ahead. */
+#pragma unroll 4
     for (ep_u32 base = 0; base < local; base += 32) {
         const ep_u32 e = base + lane, choices = e < local ? ((const ep_u32*)a.counts)[e] : 0;
         const ep_u32 slots = (choices + a.alignment - 1) / a.alignment * a.alignment;
@@ -68,6 +70,13 @@ EP_DEV void ep_clear_spare_slots(const EpRank& r, const EpSlotsArgs& a, ep_u32 r
         ((ep_u32*)a.slots)[at] = EP_FULL;
 }
 
+/* Slots have no weights until their rows bring some. By all threads of all blocks. */
+EP_DEV void ep_clear_weights(const EpSlotsArgs& a) {
+    if (a.out_weights == 0) return;
+    for (ep_u64 at = (ep_u64)ep_block() * ep_threads() + ep_thread(); at < a.room; at += (ep_u64)ep_blocks() * ep_threads())
+        ((float*)a.out_weights)[at] = 0.0f;
+}
+
 /* The source of a row. */
 EP_DEV ep_u32 ep_source_of(const EpRank& r, const EpSlotsArgs& a, ep_u32 row) {
     ep_u32 source = 0;
@@ -89,20 +98,40 @@ EP_DEV void ep_count_choices(const EpRank& r, const EpSlotsArgs& a, const EpShar
     }
 }
 
-/* What a block has told of an expert. */
-EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u32 number, ep_u64 began) {
-    for (ep_u32 spin = 1;; ++spin) {
-        const ep_u64 told = ep_ld_relaxed_sys(at);
-        if ((ep_u32)(told >> 32) == number || ep_planted(r, EP_PLANT_SHARE_EARLY)) return (ep_u32)told;
+/* What a block has told of an expert: `word`, or what it tells later. */
+EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u64 word, ep_u32 number, ep_u64 began) {
+    for (ep_u32 spin = 1;; ++spin, word = ep_ld_relaxed_sys(at)) {
+        if ((ep_u32)(word >> 32) == number || ep_planted(r, EP_PLANT_SHARE_EARLY)) return (ep_u32)word;
         if (spin % 64 != 0) continue;
         const ep_u64 waited = ep_now() - began;
         if (ep_failed(r)) return 0;
         if (waited > r.allowed) {
             /* A block of this rank is nobody's fault but the device's. */
-            ep_fail(r, EP_STATUS_GONE, EP_PHASE_ROWS, r.me, r.me, 0, told, (ep_u64)number << 32, waited, 0);
+            ep_fail(r, EP_STATUS_GONE, EP_PHASE_ROWS, r.me, r.me, 0, word, (ep_u64)number << 32, waited, 0);
             return 0;
         }
     }
+}
+
+/* Experts whose shares a lane asks for at a time. */
+#define EP_ASKED 4u
+
+/* before[i]: choices of expert `expert + i * step` in the shares of the blocks before this one. By a warp. */
+EP_DEV void ep_add_shares(const EpRank& r, const EpSlotsArgs& a, ep_u32 expert, ep_u32 step, ep_u32 number, ep_u64 began, ep_u32* before) {
+    const ep_u64* told = (const ep_u64*)a.told;
+    const ep_u32 local = r.w.local_experts, blocks = ep_blocks();
+    for (ep_u32 block = ep_warp_lane(); block < ep_block(); block += 32) {
+        ep_u64 words[EP_ASKED];
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_ASKED; ++i)
+            words[i] = expert + i * step < local ? ep_ld_relaxed_sys(told + (ep_u64)(expert + i * step) * blocks + block) : 0;
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_ASKED; ++i)
+            if (expert + i * step < local)
+                before[i] += ep_take_share(r, told + (ep_u64)(expert + i * step) * blocks + block, words[i], number, began);
+    }
+#pragma unroll
+    for (ep_u32 i = 0; i < EP_ASKED; ++i) before[i] = __reduce_add_sync(EP_FULL, before[i]);
 }
 
 /* Tables [warps, local], which count the choices of each warp's share, say afterwards where these begin. By all threads; false where this rank has
@@ -124,12 +153,14 @@ EP_DEV bool ep_begin_shares(const EpRank& r, const EpSlotsArgs& a, const ep_u32*
         *(volatile ep_u64*)(told + (ep_u64)e * blocks + ep_block()) = (ep_u64)number << 32 | sum;
     }
     ep_block_meet();
-    for (ep_u32 e = ep_warp(); e < local; e += warps) {
-        ep_u32 before = 0;
-        for (ep_u32 block = ep_warp_lane(); block < ep_block(); block += 32)
-            before += ep_take_share(r, told + (ep_u64)e * blocks + block, number, began);
-        before = __reduce_add_sync(EP_FULL, before) + first[e];
-        for (ep_u32 warp = ep_warp_lane(); warp < warps; warp += 32) tables[(ep_u64)warp * local + e] += before;
+    for (ep_u32 expert = ep_warp(); expert < local; expert += EP_ASKED * warps) {
+        ep_u32 before[EP_ASKED] = {0, 0, 0, 0};
+        ep_add_shares(r, a, expert, warps, number, began, before);
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_ASKED; ++i) {
+            const ep_u32 e = expert + i * warps;
+            for (ep_u32 warp = ep_warp_lane(); e < local && warp < warps; warp += 32) tables[(ep_u64)warp * local + e] += before[i] + first[e];
+        }
     }
     return !ep_block_any(ep_failed(r));
 }

@@ -2,10 +2,10 @@
  * ep_slots_kernel: where rows by expert are to stand. Each choice of the rows that came gets a slot; the rows themselves are copied there by the
  * launch behind (spread.cu). How many rows came, only the device may know.
  *
- *   launch   any number of blocks of up to EP_SLOTS_WARPS warps, co-resident (cooperative), behind the kernels that bring the rows and their
- *            choices. It speaks to no other rank, unless it fails
+ *   launch   any number of blocks of up to EP_SLOTS_WARPS warps, behind the kernels that bring the rows and their choices. It speaks to no
+ *            other rank, unless it fails
  *   memory   u32 [1 + warps, local experts] (ep_slots.h)
- *   waits    for blocks of lower index of this launch (ep_slots.h)
+ *   waits    for blocks of lower index of this launch, which were started before it: so blocks need not all run at once (ep_slots.h)
  *   rules    received choices were written before this launch: the stream orders them
  */
 #include "ep_slots.h"
@@ -34,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_SLOTS_WARPS, 1) ep_slots_ke
     }
     if (a.out_first && ep_block() == 0 && ep_warp() == 0) ep_tell_slots(r, a, first);
     ep_clear_spare_slots(r, a, received);
+    ep_clear_weights(a);
     if (!ep_begin_shares(r, a, first, first + local, began)) return;
     ep_place_share(r, a, share, first, next);
 }

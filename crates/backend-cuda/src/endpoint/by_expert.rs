@@ -110,7 +110,7 @@ impl CudaEndpoint {
 
     /// Enqueues, behind the kernels that bring the choices, what finds their slots, unless these are known.
     pub(super) fn find_slots(&self, call: Call, spreading: &Spreading<'_>) -> Result<(), Error> {
-        let Spreading { topk_idx, plan, placed, .. } = *spreading;
+        let Spreading { topk_idx, plan, placed, weights, .. } = *spreading;
         if topk_idx == 0 {
             return Ok(());
         }
@@ -126,6 +126,7 @@ impl CudaEndpoint {
             out_counts,
             slots: placed.slots.address(),
             offsets: placed.offsets.address(),
+            out_weights: weights.1,
             rows: placed.rows,
             alignment: placed.alignment,
             room: placed.room,

@@ -66,14 +66,6 @@ impl CudaEndpoint {
         }
     }
 
-    /// Weights of so many slots that are no choice's.
-    fn no_weights(&self, slots: u32) -> Result<Array<f32>, Error> {
-        let weights = Array::new(self.stream(), slots as usize)?;
-        // SAFETY: where the call is captured, its results are kept by the graph (`keep_received`).
-        unsafe { weights.fill(0) }?;
-        Ok(weights)
-    }
-
     /// Takes memory for what comes.
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
@@ -89,8 +81,11 @@ impl CudaEndpoint {
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
         let by_expert = match batch.placed {
             Some(placed) => {
-                // Also where no row comes: what a batch tells does not depend on what came.
-                let weights = if batch.choices.0 != 0 { Some(self.no_weights(placed.room())?) } else { None };
+                // Also where no row comes: what a batch tells does not depend on what came. Zeros, once the slots are found.
+                let weights = match batch.choices.0 {
+                    0 => None,
+                    _ => Some(Array::new(self.stream(), placed.room() as usize)?),
+                };
                 Some((Rows::landing(&stream, placed.room(), &row)?, weights))
             }
             None => None,

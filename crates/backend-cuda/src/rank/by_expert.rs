@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Call, RankDevice};
+use super::{Call, RankDevice, multiprocessors_beside};
 use crate::args::{self, SLOTS_WARPS};
 use crate::driver::{DeviceMemory, Launch, Mode, Scratch, Stream};
 use crate::error::CudaError;
@@ -26,8 +26,8 @@ const fn table_bytes(local_experts: u32) -> usize {
 }
 
 impl Shares {
-    pub(super) fn new(stream: &Stream, blocks: u32, local_experts: u32) -> Result<Self, CudaError> {
-        let blocks = blocks.min(MOST_WORDS / local_experts).max(1);
+    pub(super) fn new(stream: &Stream, local_experts: u32) -> Result<Self, CudaError> {
+        let blocks = multiprocessors_beside(stream.device()).min(MOST_WORDS / local_experts).max(1);
         let told = DeviceMemory::zeroed(stream, 8 * blocks as usize * local_experts as usize)?;
         Ok(Self { told, blocks, tables: OnceLock::new() })
     }
@@ -66,7 +66,7 @@ impl RankDevice {
             false => (0, needed as u32),
         };
         let args = args::Slots { told: self.shares.told.address(), tables, ..*args };
-        let shape = Launch { blocks, threads: 32 * SLOTS_WARPS, shared_memory, mode: Mode::Cooperative };
+        let shape = Launch { blocks, threads: 32 * SLOTS_WARPS, shared_memory, mode: Mode::Plain };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.slots, shape, call, &args) }
     }

@@ -89,7 +89,7 @@ class Elastic:
         with self._behind(arena, defer):
             kept = topk_idx.clone() if copies_choices else topk_idx
             handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
-            handle._routing = self._routing_of(arena, received, sizes, worst)
+            handle._routing = self._routing_of(arena, received, sizes, worst, handed=not layout.expand)
             if stats is not None:
                 stats += handle.num_unaligned_recv_tokens_per_expert
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
@@ -209,7 +209,7 @@ class Elastic:
             )
             if not worst and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
-            handle._in_throughput = self._routing_of(arena, received, routing.sizes, worst)
+            handle._in_throughput = self._routing_of(arena, received, routing.sizes, worst, handed=False)
         return handle._in_throughput
 
     def _once(
@@ -350,10 +350,11 @@ class Elastic:
                 scales = column_major(scales)
         return x if scales is None else (x, scales), weights
 
-    def _routing_of(self, arena: Arena, received: Received, sizes: Sizes, worst: int) -> ElasticRouting:
-        """What lies beneath a handle of throughput mode."""
+    def _routing_of(self, arena: Arena, received: Received, sizes: Sizes, worst: int, handed: bool) -> ElasticRouting:
+        """What lies beneath a handle of throughput mode. ``handed``: the caller gets the choices, too, and may write there."""
         assert received.topk_idx is not None
-        source, choices = (received.source_rank, received.source_token), received.topk_idx.clone()
+        source, choices = (received.source_rank, received.source_token), received.topk_idx
+        choices = choices.clone() if handed else choices
         communicator, generation = arena.communicator, self.communicators.generation
         return ElasticRouting(
             communicator, arena, sizes, received.handle, choices, *source, worst, received.by_expert, generation
