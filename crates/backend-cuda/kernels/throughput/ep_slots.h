@@ -2,6 +2,7 @@
  * ep_slots.h: where the choices of received rows stand by expert (ep_core::plan::Expansion), found by all warps of a launch. A warp serves
  * a share of the rows, side by side; a block those of its warps.
  *
+ *   unpack   where rows were placed, their choices lie in headers: a warp unpacks those of its share
  *   first    the first slot of each local expert: a prefix sum of the choices that the ranks told each other, aligned
  *   count    choices of each expert in each share; a block tells the blocks behind it, each count in a word with the launch's number
  *   place    behind the choices of all shares before, in order of row and choice: a match among 32 choices at a time
@@ -11,7 +12,7 @@
  */
 #ifndef EP_SLOTS_H
 #define EP_SLOTS_H
-#include "ep_fail.h"
+#include "ep_unpack.h"
 
 /* A warp's share. */
 struct EpShareOf {
@@ -62,12 +63,20 @@ EP_DEV void ep_tell_slots(const EpRank& r, const EpSlotsArgs& a, const ep_u32* f
     }
 }
 
+/* Unpacks the rows of a share, where they were placed. By a warp. */
+EP_DEV void ep_unpack_share(const EpRank& r, const EpSlotsArgs& a, const EpShareOf& s) {
+    if (a.unpack.base == EP_NO_BASE) return;
+    ep_unpack_rows(r, a.unpack, s.begin, s.end, ep_warp_lane(), 32);
+    ep_warp_meet();
+}
+
 /* Rows that did not come, but have room, stand nowhere. By all threads of all blocks. */
-EP_DEV void ep_clear_spare_slots(const EpRank& r, const EpSlotsArgs& a, ep_u32 received) {
-    const ep_u64 end = (ep_u64)a.rows * r.w.topk, step = (ep_u64)ep_blocks() * ep_threads();
+EP_DEV void ep_clear_spare_rows(const EpRank& r, const EpSlotsArgs& a, ep_u32 received) {
+    const ep_u32 number = ep_block() * ep_threads() + ep_thread(), threads = ep_blocks() * ep_threads();
+    if (a.unpack.base != EP_NO_BASE) ep_unpack_rows(r, a.unpack, received, a.rows, number, threads);
     if (ep_planted(r, EP_PLANT_SPARE_SLOTS_LEFT)) return;
-    for (ep_u64 at = (ep_u64)received * r.w.topk + (ep_u64)ep_block() * ep_threads() + ep_thread(); at < end; at += step)
-        ((ep_u32*)a.slots)[at] = EP_FULL;
+    const ep_u64 end = (ep_u64)a.rows * r.w.topk;
+    for (ep_u64 at = (ep_u64)received * r.w.topk + number; at < end; at += threads) ((ep_u32*)a.slots)[at] = EP_FULL;
 }
 
 /* Slots have no weights until their rows bring some. By all threads of all blocks. */

@@ -6,7 +6,7 @@
  *            other rank, unless it fails
  *   memory   u32 [1 + warps, local experts] (ep_slots.h)
  *   waits    for blocks of lower index of this launch, which were started before it: so blocks need not all run at once (ep_slots.h)
- *   rules    received choices were written before this launch: the stream orders them
+ *   rules    received choices, or the headers that they are unpacked from, were written before this launch: the stream orders them
  */
 #include "ep_slots.h"
 
@@ -24,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_SLOTS_WARPS, 1) ep_slots_ke
     const EpShareOf share = ep_share_of(received);
     for (ep_u32 e = lane; e < local; e += 32) next[e] = 0;
     ep_warp_meet();
+    ep_unpack_share(r, a, share);
     ep_count_choices(r, a, share, next);
     if (ep_warp() == 0) ep_first_slots(r, a, first);
     ep_block_meet();
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_SLOTS_WARPS, 1) ep_slots_ke
         return;
     }
     if (a.out_first && ep_block() == 0 && ep_warp() == 0) ep_tell_slots(r, a, first);
-    ep_clear_spare_slots(r, a, received);
+    ep_clear_spare_rows(r, a, received);
     ep_clear_weights(a);
     if (!ep_begin_shares(r, a, first, first + local, began)) return;
     ep_place_share(r, a, share, first, next);

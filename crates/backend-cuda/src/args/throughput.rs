@@ -229,6 +229,8 @@ c_struct! {
 c_struct! {
     /// Parameters of ep_slots_kernel.
     pub(crate) struct Slots = "EpSlotsArgs" {
+        /// What brings the choices from the headers of placed rows; its base is NO_BASE where they lie there already.
+        pub(crate) unpack: Unpack,
         /// i64 [rows, topk]: local expert of each choice, or -1.
         pub(crate) topk_idx: u64,
         /// u32 [ranks + 1]: first row of each source; last: rows received.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ep_core::engine::{ByExpert, ExpertSlots, Handle, Lease};
+use ep_core::layout::NO_BASE;
 use ep_core::plan::{Exchange, Expansion};
 use ep_core::{Endpoint as _, Error, Layout};
 
@@ -86,6 +87,8 @@ pub(super) struct Spreading<'a> {
     pub(super) x: (u64, u64),
     /// Where their choices lie; 0 where the slots are known.
     pub(super) topk_idx: u64,
+    /// What brings those from headers, and all else that is learned of rows; none where it has been done.
+    pub(super) unpack: Option<args::Unpack>,
     /// Of their dispatch.
     pub(super) plan: &'a DevicePlan,
     /// Where they are to stand.
@@ -110,7 +113,7 @@ impl CudaEndpoint {
 
     /// Enqueues, behind the kernels that bring the choices, what finds their slots, unless these are known.
     pub(super) fn find_slots(&self, call: Call, spreading: &Spreading<'_>) -> Result<(), Error> {
-        let Spreading { topk_idx, plan, placed, weights, .. } = *spreading;
+        let Spreading { topk_idx, unpack, plan, placed, weights, .. } = *spreading;
         if topk_idx == 0 {
             return Ok(());
         }
@@ -119,6 +122,7 @@ impl CudaEndpoint {
             ExpertSlots::OnHost { .. } => (0, 0),
         };
         let args = args::Slots {
+            unpack: unpack.unwrap_or(args::Unpack { base: NO_BASE, ..args::Unpack::default() }),
             topk_idx,
             first_of: plan.first_of(),
             counts: plan.arrived(),
@@ -132,7 +136,7 @@ impl CudaEndpoint {
             room: placed.room,
             ..args::Slots::default()
         };
-        // SAFETY: choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
+        // SAFETY: headers, choices, plan, slots and what is told of experts are memory of the own stream's, for as many rows, slots and experts as the
         // struct and the layout say.
         Ok(unsafe { self.device.slots(call, &args) }?)
     }

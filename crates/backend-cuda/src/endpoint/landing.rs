@@ -160,6 +160,7 @@ impl CudaEndpoint {
             x: (x, scales),
             // A cached dispatch brings no choices: their slots are known.
             topk_idx: idx,
+            unpack,
             plan,
             placed,
             sources: (tokens.address(), ranks.address()),
@@ -184,7 +185,7 @@ impl CudaEndpoint {
             if let Some(spreading) = &spreading {
                 let launches = self.launches(batch, landing);
                 if launches > 1 {
-                    return self.move_by_lots(batch.call, &placing, launches, unpack.as_ref(), spreading);
+                    return self.move_by_lots(batch.call, &placing, launches, spreading);
                 }
             }
             let args = args::Dispatch { end_lot: placing.lots, ..placing };
@@ -194,7 +195,7 @@ impl CudaEndpoint {
             // SAFETY: as above.
             unsafe { self.device.dispatch_ring(batch.call, &ring) }?;
         }
-        if let Some(args) = &unpack {
+        if let Some(args) = unpack.as_ref().filter(|_| spreading.is_none()) {
             // SAFETY: as above, and as many rows as the block has.
             unsafe { self.device.unpack(batch.call, args) }?;
         }
@@ -222,7 +223,6 @@ impl CudaEndpoint {
         call: Call,
         placing: &args::Dispatch,
         launches: u32,
-        unpack: Option<&args::Unpack>,
         spreading: &Spreading<'_>,
     ) -> Result<(), Error> {
         let beside = Call { is_aside: true, ..call };
@@ -237,8 +237,6 @@ impl CudaEndpoint {
             match &aside {
                 None => {
                     aside = self.device.fork()?;
-                    // SAFETY: as above: what the stream had when it forked has happened, and it joins what is launched aside.
-                    unpack.map_or(Ok(()), |args| unsafe { self.device.unpack(beside, args) })?;
                     self.find_slots(beside, spreading)?;
                 }
                 Some(aside) => aside.follow()?,

@@ -114,7 +114,14 @@ pub(crate) const FAULTS: [Fault; 41] = [
     fault(
         Plant::LowFarReceivedEarly,
         "low_latency_over_nodes_two_operations_in_flight",
-        &["number of the low-latency operation", "low-latency row", "token of the next row", "recv_x", "combined_x"],
+        &[
+            "number of the low-latency operation",
+            "low-latency row",
+            "token of the next row",
+            "recv_x",
+            "combined_x",
+            "waited",
+        ],
     ),
     fault(Plant::LowFarMaskUntold, "low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", &["Timeout", "waited"]),
 ];
