@@ -4,7 +4,7 @@
  *
  *   unpack   where rows were placed, their choices lie in headers: a warp unpacks those of its share
  *   first    the first slot of each local expert: a prefix sum of the choices that the ranks told each other, aligned
- *   count    choices of each expert in each share; a block tells the blocks behind it, each count in a word with the launch's number
+ *   count    choices of each expert in each share; a block tells the blocks behind it, each count in a word with the dispatch's number
  *   place    behind the choices of all shares before, in order of row and choice: a match among 32 choices at a time
  *   waits    for blocks of lower index, which were started before; not longer than the deadline
  *
@@ -122,33 +122,39 @@ EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u64 word, ep_u
     }
 }
 
-/* Experts whose shares a lane asks for at a time. */
-#define EP_ASKED 4u
+/* Words that a thread asks for at a time. */
+#define EP_ASKED 8u
 
-/* before[i]: choices of expert `expert + i * step` in the shares of the blocks before this one. By a warp. */
-EP_DEV void ep_add_shares(const EpRank& r, const EpSlotsArgs& a, ep_u32 expert, ep_u32 step, ep_u32 number, ep_u64 began, ep_u32* before) {
+/* Adds to before[e] the choices of each expert in the shares of the blocks before this one. By all threads: several serve an expert, each some of the
+   blocks. */
+EP_DEV void ep_add_shares(const EpRank& r, const EpSlotsArgs& a, ep_u32 number, ep_u64 began, ep_u32* before) {
     const ep_u64* told = (const ep_u64*)a.told;
-    const ep_u32 local = r.w.local_experts, blocks = ep_blocks();
-    for (ep_u32 block = ep_warp_lane(); block < ep_block(); block += 32) {
-        ep_u64 words[EP_ASKED];
+    const ep_u32 local = r.w.local_experts, wide = local < ep_threads() ? local : ep_threads();
+    const ep_u32 groups = ep_threads() / wide, group = ep_thread() / wide;
+    for (ep_u32 e = ep_thread() % wide; group < groups && e < local; e += wide) {
+        ep_u32 sum = 0;
+        for (ep_u32 block = group; block < ep_block(); block += EP_ASKED * groups) {
+            ep_u64 words[EP_ASKED];
 #pragma unroll
-        for (ep_u32 i = 0; i < EP_ASKED; ++i)
-            words[i] = expert + i * step < local ? ep_ld_relaxed_sys(told + (ep_u64)(expert + i * step) * blocks + block) : 0;
+            for (ep_u32 i = 0; i < EP_ASKED; ++i) {
+                const ep_u32 one = block + i * groups;
+                words[i] = one < ep_block() ? ep_ld_relaxed_sys(told + (ep_u64)one * local + e) : 0;
+            }
 #pragma unroll
-        for (ep_u32 i = 0; i < EP_ASKED; ++i)
-            if (expert + i * step < local)
-                before[i] += ep_take_share(r, told + (ep_u64)(expert + i * step) * blocks + block, words[i], number, began);
+            for (ep_u32 i = 0; i < EP_ASKED; ++i) {
+                const ep_u32 one = block + i * groups;
+                if (one < ep_block()) sum += ep_take_share(r, told + (ep_u64)one * local + e, words[i], number, began);
+            }
+        }
+        if (sum > 0) atomicAdd(before + e, sum);
     }
-#pragma unroll
-    for (ep_u32 i = 0; i < EP_ASKED; ++i) before[i] = __reduce_add_sync(EP_FULL, before[i]);
 }
 
-/* Tables [warps, local], which count the choices of each warp's share, say afterwards where these begin. By all threads; false where this rank has
-   failed. */
-EP_DEV bool ep_begin_shares(const EpRank& r, const EpSlotsArgs& a, const ep_u32* first, ep_u32* tables, ep_u64 began) {
-    const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32, blocks = ep_blocks();
+/* Tables [warps, local], which count the choices of each warp's share, say afterwards where these begin; before [local] is for the work. By all threads;
+   false where this rank has failed. */
+EP_DEV bool ep_begin_shares(const EpRank& r, const EpSlotsArgs& a, const ep_u32* first, ep_u32* tables, ep_u32* before, ep_u64 began) {
+    const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32;
     const ep_u32 number = (ep_u32)((const EpPlan*)r.plan)->op;
-    ep_u64* told = (ep_u64*)a.told;
     if (ep_planted(r, EP_PLANT_SHARE_EARLY) && ep_block() == 0) ep_be_slow();
     ep_block_meet();
     for (ep_u32 e = ep_thread(); e < local; e += ep_threads()) {
@@ -158,20 +164,17 @@ EP_DEV bool ep_begin_shares(const EpRank& r, const EpSlotsArgs& a, const ep_u32*
             tables[(ep_u64)warp * local + e] = sum;
             sum += choices;
         }
+        before[e] = first[e];
         /* The word says all: who sees its number sees the count. */
-        *(volatile ep_u64*)(told + (ep_u64)e * blocks + ep_block()) = (ep_u64)number << 32 | sum;
+        *(volatile ep_u64*)((ep_u64*)a.told + (ep_u64)ep_block() * local + e) = (ep_u64)number << 32 | sum;
     }
     ep_block_meet();
-    for (ep_u32 expert = ep_warp(); expert < local; expert += EP_ASKED * warps) {
-        ep_u32 before[EP_ASKED] = {0, 0, 0, 0};
-        ep_add_shares(r, a, expert, warps, number, began, before);
-#pragma unroll
-        for (ep_u32 i = 0; i < EP_ASKED; ++i) {
-            const ep_u32 e = expert + i * warps;
-            for (ep_u32 warp = ep_warp_lane(); e < local && warp < warps; warp += 32) tables[(ep_u64)warp * local + e] += before[i] + first[e];
-        }
-    }
-    return !ep_block_any(ep_failed(r));
+    ep_add_shares(r, a, number, began, before);
+    const bool failed = ep_block_any(ep_failed(r));
+    ep_u32* own = tables + (ep_u64)ep_warp() * local;
+    for (ep_u32 e = ep_warp_lane(); e < local; e += 32) own[e] += before[e];
+    ep_warp_meet();
+    return !failed;
 }
 
 /* The first slots of a source. By a warp. */

@@ -4,7 +4,7 @@
  *
  *   launch   any number of blocks of up to EP_SLOTS_WARPS warps, behind the kernels that bring the rows and their choices. It speaks to no
  *            other rank, unless it fails
- *   memory   u32 [1 + warps, local experts] (ep_slots.h)
+ *   memory   u32 [2 + warps, local experts] (ep_slots.h)
  *   waits    for blocks of lower index of this launch, which were started before it: so blocks need not all run at once (ep_slots.h)
  *   rules    received choices, or the headers that they are unpacked from, were written before this launch: the stream orders them
  */
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_SLOTS_WARPS, 1) ep_slots_ke
     if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now();
     const ep_u32 local = r.w.local_experts, lane = ep_warp_lane(), warps = ep_threads() / 32;
-    ep_u32* first = a.tables ? (ep_u32*)a.tables + (ep_u64)ep_block() * (1 + warps) * local : (ep_u32*)(ep_u8*)ep_pool;
+    ep_u32* first = a.tables ? (ep_u32*)a.tables + (ep_u64)ep_block() * (2 + warps) * local : (ep_u32*)(ep_u8*)ep_pool;
     ep_u32* next = first + (ep_u64)(1 + ep_warp()) * local;
     const ep_u32 came = ((const ep_u32*)a.first_of)[r.w.ranks], received = came < a.rows ? came : a.rows;
     const EpShareOf share = ep_share_of(received);
@@ -36,6 +36,6 @@ extern "C" __global__ void __launch_bounds__(32 * EP_SLOTS_WARPS, 1) ep_slots_ke
     if (a.out_first && ep_block() == 0 && ep_warp() == 0) ep_tell_slots(r, a, first);
     ep_clear_spare_rows(r, a, received);
     ep_clear_weights(a);
-    if (!ep_begin_shares(r, a, first, first + local, began)) return;
+    if (!ep_begin_shares(r, a, first, first + local, first + (ep_u64)(1 + warps) * local, began)) return;
     ep_place_share(r, a, share, first, next);
 }

@@ -247,9 +247,9 @@ c_struct! {
         pub(crate) offsets: u64,
         /// Out, or 0: f32 [room]: zeros, over which rows bring the weights of their choices.
         pub(crate) out_weights: u64,
-        /// Scratch: u64 [local experts, blocks]: the lower half of the dispatch's number, and choices of each share.
+        /// Scratch: u64 [blocks, local experts]: the lower half of the dispatch's number, and choices of each share.
         pub(crate) told: u64,
-        /// Scratch: u32 [blocks, 1 + warps, local experts], or 0: in shared memory.
+        /// Scratch: u32 [blocks, 2 + warps, local experts], or 0: in shared memory.
         pub(crate) tables: u64,
         /// Received, or made room for.
         pub(crate) rows: u32,

@@ -10,10 +10,13 @@ use crate::error::CudaError;
 /// Words that blocks tell each other, at most: with more experts fewer blocks share the work.
 const MOST_WORDS: u32 = 1 << 20;
 
+/// Rows that a block orders by expert, where there are no more than blocks can be, one for each warp: each more block has to hear of all before it.
+const ROWS_OF_BLOCK: u32 = SLOTS_WARPS;
+
 /// What blocks that order rows by expert tell each other.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// u64 `[local experts, blocks]`, zero at first.
+    /// u64 `[blocks, local experts]`, zero at first.
     told: DeviceMemory,
     blocks: u32,
     /// Tables of blocks that have no room for them in shared memory: taken by the first call that needs them, and kept, as a graph uses them, too.
@@ -22,7 +25,7 @@ pub(super) struct Shares {
 
 /// Bytes of a block's tables.
 const fn table_bytes(local_experts: u32) -> usize {
-    4 * (1 + SLOTS_WARPS) as usize * local_experts as usize
+    4 * (2 + SLOTS_WARPS) as usize * local_experts as usize
 }
 
 impl Shares {
@@ -58,7 +61,7 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn slots(&self, call: Call, args: &args::Slots) -> Result<(), CudaError> {
-        let blocks = self.shares.blocks;
+        let blocks = args.rows.div_ceil(ROWS_OF_BLOCK).clamp(1, self.shares.blocks);
         let local_experts = self.view.w.local_experts;
         let needed = table_bytes(local_experts);
         let (tables, shared_memory) = match self.shares.needs_tables(&self.stream, local_experts) {
