@@ -181,10 +181,10 @@ impl CudaEndpoint {
         }
     }
 
-    /// Whether peers may pull sums of rows by expert while others are made: from a block of so many rows that it is worth it.
+    /// Whether peers may pull sums of rows by expert while others are made: from a block, where it is worth it.
     pub(super) fn folds_beside(&self, tokens: u32, sums: &Rows) -> bool {
         let results = u64::from(tokens) * u64::from(self.shape().topk()) * self.shape().result_bytes();
-        sums.lease().is_some() && !self.stream().is_capturing() && self.device.launches(results) > 1
+        sums.lease().is_some() && !self.stream().is_capturing() && self.device.folds_beside(results)
     }
 
     /// Enqueues, before the kernels of a combine, or aside for them to wait for, what sums the results `y` of rows by expert.

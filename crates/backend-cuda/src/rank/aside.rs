@@ -10,6 +10,9 @@ const BYTES_OF_LAUNCHES: [(u64, u32); 2] = [(96 << 20, 2), (384 << 20, 4)];
 /// whose Placed cell tells of it.
 pub(crate) const LOTS: u32 = 4;
 
+/// Ranks from which on sums are worth pulling while others are made: with fewer the links are done before the sums are, which take longer beside.
+const RANKS_THAT_PULL: u32 = 4;
+
 /// Launches that so many bytes of copies are worth.
 fn launches_of(bytes: u64) -> u32 {
     BYTES_OF_LAUNCHES.iter().rev().find(|(least, _)| bytes >= *least).map_or(1, |(_, launches)| *launches)
@@ -26,6 +29,11 @@ impl RankDevice {
         let wanted = self.launches.unwrap_or_else(|| launches_of(bytes)).min(self.lots());
         let beside = self.aside.is_some() && !self.shares.needs_tables(&self.stream, self.view.w.local_experts);
         if beside { wanted } else { 1 }
+    }
+
+    /// Whether a combine pulls sums of `bytes` bytes of results by expert while others are made.
+    pub(crate) fn folds_beside(&self, bytes: u64) -> bool {
+        self.launches(bytes) > 1 && (self.launches.is_some() || self.ranks() >= RANKS_THAT_PULL)
     }
 
     /// What is launched aside from here on follows what the stream has now; none where there is no stream aside.
