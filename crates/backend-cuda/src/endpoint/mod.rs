@@ -10,7 +10,7 @@
 //! |---|---|
 //! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed; blank where spare rows are to be zeros |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring; blank as before |
-//! | dispatch by expert | as a dispatch, then slots and spread; cached as a cached dispatch, then spread. Rows that are placed come in several launches of dispatch, with what follows it beside them |
+//! | dispatch by expert | as a dispatch, but slots, which unpacks, too, and spread in place of unpack; cached as a cached dispatch, then spread. Rows that are placed come in several launches of dispatch, with what follows it beside them |
 //! | combine | fold where rows are by expert, before or beside the combine; offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
