@@ -117,7 +117,7 @@ fn rows_cross_adapters_made_of_software_and_every_bit_is_as_the_oracle_says() {
 fn a_rank_beyond_adapters_that_is_not_there_is_blamed() {
     let Some(program) = Program::new(Checks::Off, Nodes::Adapters, None) else { return };
     let mut job = far_job(1, 2, 2, 2, &[5, 6, 7, 8]);
-    (job.absent, job.allowed) = (Some(3), 3_000_000_000);
+    (job.absent, job.allowed) = (Some(3), 6_000_000_000);
     let (results, complaints) = run(&program, &job);
     let reports = reports(&mut &results[..]).expect("reports");
     assert!(reports[..3].iter().all(|report| report.status != 0 && report.culprit == 3), "{reports:?}");
