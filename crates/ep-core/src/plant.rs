@@ -44,8 +44,6 @@ pub enum Plant {
     ArrivalOfAnotherOp,
     /// A low-latency sender announces an operation of the other kind.
     ArrivalOfAnotherKind,
-    /// A low-latency sender says that more rows come than it can have tokens.
-    RowsBeyondTokens,
     /// A low-latency sender that announces each row says that it is there before it puts it.
     RowRaisedEarly,
     /// It says how many rows come before it puts their headers.

@@ -100,7 +100,7 @@ fn other_kind<B: Backend>(backend: &B) -> Verdict {
     let scenario = Scenario { max_tokens: 8, ..scenario(2, 6) };
     let mut layer = layer_of(scenario.clone()).map_err(text)?;
     let settings = Settings::builder(&layer.setup.shape, &layer.setup.topology).low_latency(true).deadline(deadline());
-    layer.setup.settings = settings.low_latency_unit_bytes(scenario.unit_bytes(2)).build().map_err(text)?;
+    layer.setup.settings = settings.low_latency_unit_bytes(scenario.unit_bytes(4)).build().map_err(text)?;
     let outcomes = backend.run(&layer.setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
         let weighing = if ep.rank() == Rank(0) { Weighing::AtExperts } else { Weighing::AtSource };

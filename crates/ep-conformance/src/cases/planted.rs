@@ -57,7 +57,6 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_share_too_long_is_caught", share_too_long::<B>),
         case("planted_operation_in_the_wrong_bank_is_caught", wrong_bank::<B>),
         case("planted_arrival_of_something_else_is_caught", other_arrival::<B>),
-        case("planted_more_rows_than_tokens_are_caught", rows_beyond_tokens::<B>),
         case("planted_low_latency_reuse_without_done_is_caught", low_without_done::<B>),
         case("planted_low_latency_skipped_flush_is_caught", low_skipped_flush::<B>),
         case("planted_skip_without_waiting_is_caught", skip_without_waiting::<B>),
@@ -233,10 +232,6 @@ fn other_arrival<B: Backend>(backend: &B) -> Verdict {
     low_caught(backend, Plant::ArrivalOfAnotherOp, &low::scenario(3, 9), &signs)?;
     let signs = ["kind of the low-latency operation", "gave up", "masked"];
     low_caught(backend, Plant::ArrivalOfAnotherKind, &low::scenario(3, 9), &signs)
-}
-
-fn rows_beyond_tokens<B: Backend>(backend: &B) -> Verdict {
-    low_caught(backend, Plant::RowsBeyondTokens, &low::scenario(3, 9), &["rows of a source"])
 }
 
 fn low_without_done<B: Backend>(backend: &B) -> Verdict {

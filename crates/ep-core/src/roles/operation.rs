@@ -387,6 +387,10 @@ impl<P: Port> Port for Attended<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::machine::loopback::{Loopback, finish};
     use crate::port::Mail;
@@ -408,5 +412,58 @@ mod tests {
         assert_eq!(ended(&mut coordinator), (Phase::Rows, peer));
         // And waits of its own are on the board, where mailboxes are not.
         assert_eq!(board.foremost().map(|wait| (wait.phase, wait.peer)), Some((Phase::Rows, peer)));
+    }
+
+    /// `done` of the running operation says that offered rows were pulled, and that of an earlier one that its bank is free.
+    #[test]
+    fn a_wait_has_the_phase_of_what_it_waits_for() {
+        let board = Rc::new(Board::new(4));
+        let phase = |pulled, counter, at_least| {
+            let port = Attended { pulled, ..Attended::new(Loopback::new(), &board, 7) };
+            port.phase(&Need { cell: Cell::new(Rank(3), LaneKind::Control, counter), at_least })
+        };
+        for (pulled, head) in [(false, Phase::Credit), (true, Phase::Outbox)] {
+            assert_eq!(phase(pulled, Counter::Head, 7), head);
+            assert_eq!(phase(pulled, Counter::Tail, 7), Phase::Rows);
+            assert_eq!(phase(pulled, Counter::Done, 7), Phase::Pulled);
+            assert_eq!(phase(pulled, Counter::Done, 5), Phase::Bank);
+        }
+    }
+
+    /// A full lane explains those who wait for this rank, to the end of the operation where the verb fails. Posts of the watch role explain nothing,
+    /// nor does what roles of this rank tell each other.
+    #[test]
+    fn a_verb_that_pends_is_on_the_board_until_it_ends_well() {
+        let (peer, gone) = (Rank(3), Fault::PeerGone { peer: Rank(3), phase: Phase::Credit });
+        let lanes = [(LaneKind::Data(0), true), (LaneKind::Watch, false), (LaneKind::Mailbox(Mail::Sent, 0), false)];
+        for ((kind, explains), end) in lanes.into_iter().flat_map(|lane| [(lane, Ok(())), (lane, Err(gone))]) {
+            let board = Rc::new(Board::new(4));
+            let mut port = Attended::new(Loopback::new(), &board, 7);
+            let mut pended = false;
+            let once = poll_fn(|_| if std::mem::replace(&mut pended, true) { Poll::Ready(end) } else { Poll::Pending });
+            let mut verb = pin!(port.on_lane(LaneId { peer, kind }, Phase::Credit, async |_| once.await));
+            let waits = || board.foremost().map(|wait| (wait.phase, wait.peer));
+            let wait = explains.then_some((Phase::Credit, peer));
+            assert_eq!((verb.as_mut().now_or_never(), waits()), (None, wait), "{kind:?}");
+            assert_eq!((verb.as_mut().now_or_never(), waits()), (Some(end), wait.filter(|_| end.is_err())), "{kind:?}");
+        }
+    }
+
+    /// Whatever its other roles wait for, a rank that waited for another in vain says so.
+    #[test]
+    fn a_wait_for_another_rank_ends_with_itself() {
+        let board = Rc::new(Board::new(4));
+        let awaited = [(Rank(3), LaneKind::Data(0), Counter::Tail), (Rank(2), LaneKind::Credit(0), Counter::Head)];
+        let mut ports = awaited.map(|of| (of, Attended::new(Loopback::new(), &board, 7)));
+        for _ in 0..2 {
+            for ((peer, kind, counter), port) in &mut ports {
+                let Err(Fault::Timeout { phase, peer: blamed, .. }) =
+                    finish(port.wait(Cell::new(*peer, *kind, *counter), 1))
+                else {
+                    panic!("nobody ends it")
+                };
+                assert_eq!((phase, blamed), (counter.phase(), *peer));
+            }
+        }
     }
 }

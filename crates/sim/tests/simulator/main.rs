@@ -9,6 +9,7 @@ mod faults;
 mod lanes;
 mod low;
 mod low_announced;
+mod low_false;
 mod low_forms;
 mod low_units;
 mod no_allocation;

@@ -187,6 +187,25 @@ fn who_is_asked_in_low_latency_answers_however_short_it_has_waited() {
     }
 }
 
+/// Whoever is gone when all that it owed has come is missed in the next operation: this one has brought what it shall.
+#[test]
+fn low_latency_ends_well_where_a_rank_goes_that_has_given_all() {
+    for seed in 0..SEEDS {
+        let exit = Incident::Exit { rank: B };
+        let run = cluster(1, 2, true).incident(exit).seed(seed).build(shape(2)).unwrap().run(async |mut ep| {
+            let (x, _) = batch(&mut ep);
+            let sent = ep.send_dispatch(&x, &low_routing(2)).await?;
+            if ep.rank() == A {
+                pause(ep.machine(), Nanos(DEADLINE.0 / 2)).await;
+            }
+            ep.receive_dispatch(&sent).await.map(drop)
+        });
+        let ended: Vec<Result<(), Error>> =
+            run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}")).finished();
+        assert_eq!(ended, [Ok(()), Ok(())], "seed {seed}");
+    }
+}
+
 /// It may wait for a bank to send to, and for rows of either bank: each wait ends at once.
 #[test]
 fn a_masked_rank_is_told_wherever_it_may_wait() {

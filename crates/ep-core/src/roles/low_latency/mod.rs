@@ -214,9 +214,7 @@ impl<M: Machine> Call<'_, M> {
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };
-        let beyond = self.kind == LowKind::Dispatch && self.plants(Plant::RowsBeyondTokens);
-        let more = if beyond { self.layout.shape().max_tokens() } else { 0 };
-        let arrival = Arrival { op, kind, rows: said.rows + more };
+        let arrival = Arrival { op, kind, rows: said.rows };
         let value = arrival.encode(self.layout.shape());
         if *form == Form::Units {
             return self.put_head(port, outbox, faults, peer, (value, said.tokens)).await;
