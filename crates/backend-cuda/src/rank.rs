@@ -60,12 +60,6 @@ const LOCAL_THREADS: u32 = 256;
 /// Their blocks on each multiprocessor, at most: as many as it has threads for.
 const LOCAL_BLOCKS: u32 = 8;
 
-/// Multiprocessors for what runs beside kernels that bring rows, every second one: more take the memory's bandwidth from these, and the places of the next
-/// ones.
-fn multiprocessors_beside(device: &Device) -> u32 {
-    (device.multiprocessors() / 2).max(1)
-}
-
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DispatchShape {
@@ -470,12 +464,6 @@ impl RankDevice {
     /// Kernels that wait for nobody and move little.
     const fn light(&self) -> Launch {
         Launch { blocks: self.blocks, threads: 256, shared_memory: 0, mode: Mode::Plain }
-    }
-
-    /// The same beside kernels that bring rows.
-    fn beside(&self, rows: u32) -> Launch {
-        let local = self.local(rows);
-        Launch { blocks: local.blocks.min(multiprocessors_beside(self.stream.device())), ..local }
     }
 
     /// Kernels that wait for nobody, and move up to so many rows in memory of this GPU alone, a warp each. They take all multiprocessors: with as

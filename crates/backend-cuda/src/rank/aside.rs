@@ -1,7 +1,7 @@
 //! What a rank launches aside, while its stream brings more: rows in lots, and what is done with those that have come.
 
 use super::RankDevice;
-use crate::driver::Stream;
+use crate::driver::{Device, Launch, Stream};
 use crate::error::CudaError;
 
 /// Bytes of copies by expert, and launches that they are worth from there on: one more takes 10 to 20 us.
@@ -10,8 +10,14 @@ const BYTES_OF_LAUNCHES: [(u64, u32); 2] = [(96 << 20, 2), (384 << 20, 4)];
 /// whose Placed cell tells of it.
 pub(crate) const LOTS: u32 = 4;
 
-/// Ranks from which on sums are worth pulling while others are made: with fewer the links are done before the sums are, which take longer beside.
+/// Ranks from which on sums are pulled while others are made: with two the link is done before the sums are, which take longer beside. Three were not timed.
 const RANKS_THAT_PULL: u32 = 4;
+
+/// Multiprocessors for what runs beside kernels that bring rows, every second one: more take the memory's bandwidth from these, and the places of the next
+/// ones.
+pub(super) fn multiprocessors_beside(device: &Device) -> u32 {
+    (device.multiprocessors() / 2).max(1)
+}
 
 /// Launches that so many bytes of copies are worth.
 fn launches_of(bytes: u64) -> u32 {
@@ -29,6 +35,12 @@ impl RankDevice {
         let wanted = self.launches.unwrap_or_else(|| launches_of(bytes)).min(self.lots());
         let beside = self.aside.is_some() && !self.shares.needs_tables(&self.stream, self.view.w.local_experts);
         if beside { wanted } else { 1 }
+    }
+
+    /// [Kernels that move memory of this GPU alone](RankDevice::local), beside those that bring rows.
+    pub(super) fn beside(&self, rows: u32) -> Launch {
+        let local = self.local(rows);
+        Launch { blocks: local.blocks.min(multiprocessors_beside(self.stream.device())), ..local }
     }
 
     /// Whether a combine pulls sums of `bytes` bytes of results by expert while others are made.

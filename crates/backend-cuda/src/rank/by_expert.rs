@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Call, RankDevice, multiprocessors_beside};
+use super::aside::multiprocessors_beside;
+use super::{Call, RankDevice};
 use crate::args::{self, SLOTS_WARPS};
 use crate::driver::{DeviceMemory, Launch, Mode, Scratch, Stream};
 use crate::error::CudaError;
@@ -10,7 +11,7 @@ use crate::error::CudaError;
 /// Words that blocks tell each other, at most: with more experts fewer blocks share the work.
 const MOST_WORDS: u32 = 1 << 20;
 
-/// Rows that a block orders by expert, where there are no more than blocks can be, one for each warp: each more block has to hear of all before it.
+/// Rows for which there is a block, as long as there may be more: one for each of its warps. A block has to hear of all before it, so small batches have few.
 const ROWS_OF_BLOCK: u32 = SLOTS_WARPS;
 
 /// What blocks that order rows by expert tell each other.

@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         .collect();
     for fault in planted::FAULTS {
         let fault = Arc::new(fault);
-        let lacking = if gpus < 3 && ASIDE.contains(&fault.plant) { Some(FEW) } else { absent };
+        let lacking = absent.or_else(|| (gpus < 3 && ASIDE.contains(&fault.plant)).then_some(FEW));
         trials.push(trial_unless(lacking, fault.name(), Box::new(move || fault.is_caught())));
     }
     trials.push(trial("rings_keep_the_rules_and_carry_what_the_plan_says".into(), Box::new(traces::rings)));
