@@ -14,6 +14,7 @@ use ep_core::transport::{DeviceSource, DeviceTransport, Transport};
 use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::args::RING_WARPS;
+use crate::build;
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
@@ -40,6 +41,7 @@ pub struct Builder {
     low_latency_multiprocessors: Option<u32>,
     priority: i32,
     launches: Option<u32>,
+    specialises: Option<bool>,
     wait_for_kernels: bool,
     checks: Option<Checks>,
     network: Option<Arc<dyn Network>>,
@@ -121,6 +123,13 @@ impl Builder {
     /// dispatches have one, and so have captured calls, rows that come through rings, and ranks that share a GPU. Automatic: by the size of the batch.
     pub const fn launches_by_expert(mut self, count: u32) -> Self {
         self.launches = Some(count);
+        self
+    }
+
+    /// Whether kernels are compiled for this shape and these settings alone, which takes some seconds the first time, and NVRTC: without it they are
+    /// those for all. Automatic: yes, unless the environment has `EP_CUDA_SPECIALISE=0`.
+    pub const fn specialise(mut self, on: bool) -> Self {
+        self.specialises = Some(on);
         self
     }
 
@@ -236,8 +245,9 @@ impl Builder {
         if let Some(launches) = self.launches.filter(|launches| !(1..=LOTS).contains(launches)) {
             return Err(Error::invalid("launches of a dispatch by expert", launches, format_args!("1 to {LOTS}")));
         }
+        let specialises = self.specialises.unwrap_or_else(build::specialises);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
-        Ok(Options { blocks, low_blocks, low_beside_copies, priority, launches, is_alone })
+        Ok(Options { blocks, low_blocks, low_beside_copies, priority, launches, specialises, is_alone })
     }
 }
 
@@ -279,6 +289,7 @@ impl Cluster {
             low_latency_multiprocessors: None,
             priority: 0,
             launches: None,
+            specialises: None,
             wait_for_kernels: false,
             checks: None,
             network: None,

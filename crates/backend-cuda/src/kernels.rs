@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ep_core::layout::KernelWindow;
 use ep_core::transport::DeviceSource;
 
 use crate::build::{self, Cache, Source, Target};
@@ -36,39 +37,64 @@ pub(crate) struct Kernels {
     pub(crate) low_last_words: Option<Kernel>,
     /// In place of `combine`, where there are several nodes.
     pub(crate) offer_none: Option<Kernel>,
+    /// Whether they are those of one layout.
+    pub(crate) is_specialised: bool,
     /// Whether the combine's were compiled for the bulk copy engine.
     pub(crate) copies_in_bulk: bool,
     /// By width, ascending.
     combine: Vec<(u32, Kernel)>,
 }
 
-/// By GPU, whether they are built for tests, and the key of the lanes between nodes.
-type Loaded = HashMap<(usize, bool, Option<String>), Arc<Kernels>>;
+/// By GPU, whether they are built for tests, the key of the lanes between nodes, and the layout that they are specialised for.
+type Loaded = HashMap<(usize, bool, Option<String>, Option<KernelWindow>), Arc<Kernels>>;
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 impl Kernels {
     /// The kernels of a GPU, compiled where they must be, and loaded when they are asked for the first time in this process; those for tests where `tests`;
-    /// with `lanes` to other nodes, where there are such.
-    pub(crate) fn of(device: &Arc<Device>, tests: bool, lanes: Option<&DeviceSource>) -> Result<Arc<Self>, CudaError> {
+    /// with `lanes` to other nodes, where there are such. Specialised for a `window`, if it is given and there is a compiler.
+    pub(crate) fn of(
+        device: &Arc<Device>,
+        tests: bool,
+        lanes: Option<&DeviceSource>,
+        window: Option<&KernelWindow>,
+    ) -> Result<Arc<Self>, CudaError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        let key = (device.ordinal(), tests, lanes.map(far::key));
+        let key = (device.ordinal(), tests, lanes.map(far::key), window.copied());
         if let Some(kernels) = loaded.get(&key) {
             return Ok(Arc::clone(kernels));
         }
-        let kernels = Arc::new(Self::load(device, tests, lanes)?);
+        let kernels = match window.map(|window| Self::load(device, tests, lanes, Some(window))) {
+            Some(Ok(kernels)) => kernels,
+            failed => {
+                if let Some(Err(problem)) = failed {
+                    tracing::warn!(%problem, "kernels are those for all layouts, and small batches some 7 % slower");
+                }
+                Self::load(device, tests, lanes, None)?
+            }
+        };
+        let kernels = Arc::new(kernels);
         loaded.insert(key, Arc::clone(&kernels));
         Ok(kernels)
     }
 
-    fn load(device: &Arc<Device>, tests: bool, lanes: Option<&DeviceSource>) -> Result<Self, CudaError> {
+    fn load(
+        device: &Arc<Device>,
+        tests: bool,
+        lanes: Option<&DeviceSource>,
+        window: Option<&KernelWindow>,
+    ) -> Result<Self, CudaError> {
         let (cache, arch) = (Cache::of_user(), device.arch());
+        let built = |target: Target| {
+            let target = target.for_tests(tests);
+            window.map_or_else(|| target.clone(), |window| target.clone().specialised(window))
+        };
         let between = lanes.into_iter().flat_map(|lanes| build::targets_between(&arch, lanes));
-        let targets = build::targets(&arch).into_iter().chain(between).map(|target| target.for_tests(tests));
+        let targets = build::targets(&arch).into_iter().chain(between).map(built);
         let codes = build::codes(&cache, targets.collect())?;
         let load = |target: Target, shared_memory| {
-            let target = target.for_tests(tests);
+            let target = built(target);
             match codes.get(&target) {
                 Some(code) => loaded(device, &target, code, shared_memory),
                 None => loaded(device, &target, &build::code(&cache, &target)?, shared_memory),
@@ -105,6 +131,7 @@ impl Kernels {
             low_mask: moving(Source::LowMask, 0)?,
             low_last_words: between(Source::LowLastWords).map(|target| load(target, 0)).transpose()?,
             offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
+            is_specialised: window.is_some(),
             copies_in_bulk: build::copies_in_bulk(&arch),
             combine: build::combines(&arch).into_iter().map(wide).collect::<Result<_, _>>()?,
         })

@@ -55,7 +55,7 @@ impl Members {
     /// Those of [`Device::open`], and of the compilation.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         let device = Device::open(ordinal)?;
-        let kernels = Kernels::of(&device, false, None)?;
+        let kernels = Kernels::of(&device, false, None, None)?;
         Ok(Self { device, kernels })
     }
 

@@ -107,6 +107,8 @@ pub(crate) struct Options {
     pub(crate) priority: i32,
     /// Launches that place the rows of a dispatch by expert, while rows of the one before are copied; none: by the size of the batch.
     pub(crate) launches: Option<u32>,
+    /// Whether kernels are compiled for this layout alone.
+    pub(crate) specialises: bool,
     /// Whether nobody else of the communicator has a stream on this GPU: one that waits would hold up theirs, as the driver has few queues.
     pub(crate) is_alone: bool,
 }
@@ -201,7 +203,7 @@ impl RankDevice {
         checks: Option<&Checks>,
         network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
-        let Options { blocks, low_blocks, low_beside_copies, priority, launches, is_alone } = options;
+        let Options { blocks, low_blocks, low_beside_copies, priority, launches, specialises, is_alone } = options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
@@ -246,7 +248,12 @@ impl RankDevice {
         let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {
             low,
-            kernels: Kernels::of(device, test.is_some(), far.as_ref().map(Far::source))?,
+            kernels: Kernels::of(
+                device,
+                test.is_some(),
+                far.as_ref().map(Far::source),
+                specialises.then_some(&view.w),
+            )?,
             far,
             test,
             counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts) + 8)?,

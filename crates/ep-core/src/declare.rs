@@ -20,6 +20,10 @@
 //! }
 //! assert!(Place::declaration().contains("    ep_u32 bytes; /* Bytes. */\n"));
 //! assert!(Place::declaration().contains("__builtin_offsetof(EpPlace, reserved) == 12"));
+//!
+//! // For kernels that are compiled for places of one size.
+//! let fixed = Place { address: 0, bytes: 64, reserved: 0 }.fixed();
+//! assert!(fixed.contains("    static constexpr ep_u32 bytes = 64u;\n"));
 //! ```
 
 use std::fmt::Write;
@@ -28,12 +32,34 @@ use std::fmt::Write;
 pub trait CType {
     /// The declaration of `field`, without its semicolon.
     fn declare(field: &str) -> String;
+
+    /// The value in C++, where it may stand for a constant.
+    fn constant(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A struct that host and kernels share, made by [`c_struct!`](crate::c_struct).
 pub trait CStruct {
     /// Its definition in C++, and the assertions of its size and offsets.
-    fn declaration() -> String;
+    fn declaration() -> String
+    where
+        Self: Sized,
+    {
+        Self::declared(None)
+    }
+
+    /// The same for kernels that are compiled for these values alone: whole numbers are constants, under the names of their fields. The fields lie where
+    /// they lay, and `_given` follows their names.
+    fn fixed(&self) -> String
+    where
+        Self: Sized,
+    {
+        Self::declared(Some(self))
+    }
+
+    #[doc(hidden)]
+    fn declared(fixed: Option<&Self>) -> String;
 }
 
 /// Numbers with names, made by [`c_enum!`](crate::c_enum).
@@ -43,16 +69,25 @@ pub trait CEnum {
 }
 
 macro_rules! c_types {
-    ($($rust:ty => $c:literal),* $(,)?) => {
+    ($($rust:ty => $c:literal $(, $suffix:literal)?;)*) => {
         $(impl CType for $rust {
             fn declare(field: &str) -> String {
                 format!("{} {field}", $c)
             }
+
+            $(fn constant(&self) -> Option<String> {
+                Some(format!("{self}{}", $suffix))
+            })?
         })*
     };
 }
 
-c_types!(u32 => "ep_u32", i32 => "ep_i32", u64 => "ep_u64", f32 => "ep_f32");
+c_types! {
+    u32 => "ep_u32", "u";
+    u64 => "ep_u64", "ull";
+    i32 => "ep_i32";
+    f32 => "ep_f32";
+}
 
 impl<T: CType, const N: usize> CType for [T; N] {
     fn declare(field: &str) -> String {
@@ -60,14 +95,28 @@ impl<T: CType, const N: usize> CType for [T; N] {
     }
 }
 
-/// A field of a struct: its declaration, offset and documentation.
+/// A field of a struct: its declaration, offset and documentation; where it is fixed, the constant in its place.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Field {
-    pub name: &'static str,
+    pub name: String,
     pub declaration: String,
     pub offset: usize,
     pub says: String,
+    pub constant: Option<String>,
+}
+
+impl Field {
+    /// Its value, where it always has that one.
+    #[doc(hidden)]
+    pub fn new<T: CType>(name: &str, offset: usize, says: &[&str], fixed: Option<&T>) -> Self {
+        let (plainly, says) = (T::declare(name), plain(says));
+        let Some(value) = fixed.and_then(CType::constant) else {
+            return Self { name: name.to_owned(), declaration: plainly, offset, says, constant: None };
+        };
+        let (given, constant) = (format!("{name}_given"), format!("static constexpr {plainly} = {value}"));
+        Self { declaration: T::declare(&given), name: given, offset, says, constant: Some(constant) }
+    }
 }
 
 /// Documentation as a comment says it: one line, without links and code marks.
@@ -80,8 +129,11 @@ pub fn plain(lines: &[&str]) -> String {
 #[doc(hidden)]
 pub fn structure(name: &str, says: &str, size: usize, fields: &[Field]) -> String {
     let mut out = format!("\n/* {says} */\nstruct {name} {{\n");
-    for Field { declaration, says, .. } in fields {
+    for Field { declaration, says, constant, .. } in fields {
         let _ = writeln!(out, "    {declaration}; /* {says} */");
+        if let Some(constant) = constant {
+            let _ = writeln!(out, "    {constant};");
+        }
     }
     let _ = writeln!(out, "}};\nstatic_assert(sizeof({name}) == {size}, \"{name}\");");
     for Field { name: field, offset, .. } in fields {
@@ -136,14 +188,14 @@ macro_rules! c_struct {
         }
 
         impl $crate::declare::CStruct for $name {
-            fn declaration() -> String {
+            fn declared(fixed: Option<&Self>) -> String {
                 let says = $crate::declare::plain(&[$($says),+]);
-                let fields = [$($crate::declare::Field {
-                    name: stringify!($field),
-                    declaration: <$type as $crate::declare::CType>::declare(stringify!($field)),
-                    offset: std::mem::offset_of!($name, $field),
-                    says: $crate::declare::plain(&[$($field_says),+]),
-                }),+];
+                let fields = [$($crate::declare::Field::new(
+                    stringify!($field),
+                    std::mem::offset_of!($name, $field),
+                    &[$($field_says),+],
+                    fixed.map(|all| &all.$field),
+                )),+];
                 $crate::declare::structure($c, &says, size_of::<$name>(), &fields)
             }
         }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ep_bootstrap::Member;
+use ep_core::layout::KernelWindow;
 use ep_core::{Error, Rank};
 
 use super::{Blocks, Gate, Plan, Times, devices, one, slowest_of};
-use crate::build::Source;
+use crate::build::{self, Source};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::memory;
@@ -39,9 +40,16 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
     let device = devices(plan.ranks)?.swap_remove(me.index());
     memory::admit(slice::from_ref(&device), &plan.footprint()?)?;
     // Before the ranks wait for each other: it may take long.
-    Kernels::of(&device, false, None)?;
+    let window = build::specialises().then(|| KernelWindow::from(&layout));
+    Kernels::of(&device, false, None, window.as_ref())?;
     let node = Node::met(&device, &layout, member, WITHIN, false)?;
-    let options = Options { blocks: 1, low_blocks: 1, low_beside_copies: 1, ..Options::default() };
+    let options = Options {
+        blocks: 1,
+        low_blocks: 1,
+        low_beside_copies: 1,
+        specialises: build::specialises(),
+        ..Options::default()
+    };
     let rank = RankDevice::new(&device, &layout, me, &node, options, None, None)?;
     drop(node);
     rank.prepare(&[Source::Meet, Source::Ceiling])?;

@@ -16,6 +16,7 @@ mod resources;
 mod shipped;
 mod side_by_side;
 mod sources;
+mod specialised;
 #[cfg(test)]
 mod stages;
 
@@ -33,9 +34,11 @@ pub use shipped::absent_names;
 pub use sources::ALL;
 pub use sources::{Source, headers, targets};
 pub(crate) use sources::{combines, copies_in_bulk, low_combine_ready, targets_between};
+pub(crate) use specialised::specialises;
 
 use std::collections::HashMap;
 
+use ep_core::layout::KernelWindow;
 use ep_core::transport::DeviceSource;
 
 use crate::error::CudaError;
@@ -51,12 +54,14 @@ pub struct Target {
     pub defines: Vec<String>,
     /// The text by which kernels post to lanes between nodes; none where they know of no other nodes.
     pub far: Option<String>,
+    /// The layout that it is for alone, where it is specialised.
+    pub window: Option<Box<KernelWindow>>,
 }
 
 impl Target {
     /// A kernel file for an architecture.
     pub fn new(source: Source, arch: &str) -> Self {
-        Self { source, arch: arch.to_owned(), defines: Vec::new(), far: None }
+        Self { source, arch: arch.to_owned(), defines: Vec::new(), far: None, window: None }
     }
 
     /// With a constant more.
@@ -75,7 +80,7 @@ impl Target {
 
     /// The headers that it is compiled with: all of the kernels', and a transport's text in place of that which says that there is none.
     pub fn headers(&self) -> Vec<(&'static str, String)> {
-        let mut headers = headers();
+        let mut headers = sources::headers_for(self.window.as_deref());
         if let Some(text) = &self.far {
             headers
                 .iter_mut()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ep_bootstrap::{Member, Peers};
+use ep_core::layout::KernelWindow;
 use ep_core::{Error, Shape};
 
 use super::{Builder, present};
@@ -45,7 +46,9 @@ impl Builder {
         memory::admit(from_ref(&device), &memory::of_window(&layout))?;
         let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
         // Before the ranks wait for each other: it may take long.
-        Kernels::of(&device, self.checks.is_some(), network.map(|network| network.source()).as_ref())?;
+        let window = options.specialises.then(|| KernelWindow::from(&layout));
+        let lanes = network.map(|network| network.source());
+        Kernels::of(&device, self.checks.is_some(), lanes.as_ref(), window.as_ref())?;
         let node = Node::met(&device, &layout, member, deadline, self.poisons())?;
         // Processes give their offers by the control plane.
         let unused = Arc::default();

@@ -137,6 +137,11 @@ impl CudaEndpoint {
         }
     }
 
+    /// Whether its kernels were [compiled for its layout alone](crate::Builder::specialise).
+    pub fn is_specialised(&self) -> bool {
+        self.device.kernels.is_specialised
+    }
+
     /// Whether rows between nodes travel by copies that the driver makes: over the loop, and where they are staged. Whatever waits inside the driver
     /// for kernels here, such as a copy of pageable memory or the first launch of a kernel that is loaded lazily, holds up such copies, which the kernels
     /// wait for: so nobody may ask the driver for that before [calls have waited](Self::wait_for_kernels) for their kernels.

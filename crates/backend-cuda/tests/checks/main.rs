@@ -8,6 +8,8 @@ mod common;
 #[path = "../common/early.rs"]
 mod early;
 mod planted;
+#[path = "../common/specialised.rs"]
+mod specialised;
 #[path = "../common/stalled.rs"]
 mod stalled;
 mod traces;
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
     }
     trials.push(trial("rings_keep_the_rules_and_carry_what_the_plan_says".into(), Box::new(traces::rings)));
     trials.extend(early::trials(absent));
+    trials.extend(specialised::trials(absent));
     trials.extend(stalled::trials(absent));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -48,7 +48,8 @@ pub(crate) fn rings() -> Result<(), String> {
         let batches = Workload::new(shape, vec![40, 7, 33]).seed(5).batches().map_err(text)?;
         let world = World::new(shape, topology, RankSet::new()).map_err(text)?;
         let checks = Checks { events: EVENTS, ..disturbed() };
-        let cluster = Cluster::builder(topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
+        let cluster =
+            Cluster::builder(topology).settings(settings).multiprocessors(2).specialise(false).wait_for_kernels(true);
         let cluster = cluster.checks(checks).build(shape).map_err(text)?;
         let ran = cluster.run(async |mut ep| {
             let batch = &batches[ep.rank().index()];

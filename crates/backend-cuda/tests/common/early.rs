@@ -39,7 +39,11 @@ fn on_ranks<T: Send>(
     let topology = Topology::new(1, RANKS).map_err(text)?;
     let shape = shape().map_err(text)?;
     let settings = Settings::builder(&shape, &topology).low_latency(true).deadline(deadline).build().map_err(text)?;
-    let builder = Cluster::builder(topology).settings(settings).multiprocessors(2).low_latency_multiprocessors(3);
+    let builder = Cluster::builder(topology)
+        .settings(settings)
+        .multiprocessors(2)
+        .specialise(false)
+        .low_latency_multiprocessors(3);
     let builder = builder.wait_for_kernels(false);
     let builder = if let Some(checks) = checks { builder.checks(checks.clone()) } else { builder };
     let outcomes = builder.build(shape).and_then(|cluster| cluster.run(user)).map_err(text)?;

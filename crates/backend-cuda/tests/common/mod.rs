@@ -61,7 +61,7 @@ pub fn network(setup: &Setup) -> Loop {
     Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()])
 }
 
-/// Builds what a case asks for, with kernels for tests where `checks` or its incidents need them.
+/// Builds what a case asks for, with kernels for tests where `checks` or its incidents need them, and for all layouts: specialised ones take seconds.
 pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) -> Result<Builder, Error> {
     let settings = match deadline {
         Some(deadline) => setup.settings.with_deadline(deadline)?,
@@ -72,7 +72,7 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
     let lateness = if checks.is_some() { Duration::from_millis(3) } else { Duration::ZERO };
     let builder = builder.far(network(setup).latency(lateness)?);
     // Batches that would be placed at once are placed in several launches, too.
-    let builder = builder.launches_by_expert(1 + setup.seed as u32 % 4);
+    let builder = builder.launches_by_expert(1 + setup.seed as u32 % 4).specialise(false);
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
     if checks.is_none() && !needs_kernels {
@@ -115,15 +115,18 @@ pub struct Cuda {
     pub deadline: Option<Nanos>,
     /// Whether rows between nodes travel by way of pinned memory, over a network that knows memory of the host alone.
     pub staged: bool,
+    /// Whether kernels are compiled for the case's layout alone.
+    pub specialised: bool,
 }
 
 impl Cuda {
     pub fn new() -> Self {
-        Self { absent: absent(), checks: None, deadline: None, staged: false }
+        Self { absent: absent(), checks: None, deadline: None, staged: false, specialised: false }
     }
 
     fn cluster(&self, setup: &Setup) -> Result<Cluster, String> {
         let builder = builder(setup, self.checks.as_ref(), self.deadline).map_err(|error| error.to_string())?;
+        let builder = builder.specialise(self.specialised);
         let builder = if self.staged { builder.far_staged(Loop::new()) } else { builder };
         builder.build(setup.shape).map_err(|error| error.to_string())
     }
@@ -158,7 +161,10 @@ impl Backend for Cuda {
         T: Travels,
         F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
     {
-        run_on(self.cluster(setup)?, setup, user)
+        run_on(self.cluster(setup)?, setup, async |endpoint| {
+            assert_eq!(endpoint.is_specialised(), self.specialised, "kernels of one layout");
+            user(endpoint).await
+        })
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {

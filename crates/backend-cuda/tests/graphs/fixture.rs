@@ -90,7 +90,8 @@ impl Layer {
         &self,
         user: impl AsyncFn(CudaEndpoint) -> Result<T, Error> + Send + Sync,
     ) -> Result<Vec<T>, String> {
-        let cluster = Cluster::builder(*self.world.topology()).settings(self.settings).multiprocessors(2);
+        let cluster =
+            Cluster::builder(*self.world.topology()).settings(self.settings).multiprocessors(2).specialise(false);
         let cluster = if self.world.topology().nodes() > 1 { cluster.far(Loop::new()) } else { cluster };
         let outcomes =
             cluster.build(self.shape).and_then(|cluster| cluster.run(user)).map_err(|error| error.to_string())?;

@@ -17,6 +17,8 @@ mod early;
 mod planted;
 #[path = "../common/posted.rs"]
 mod posted;
+#[path = "../common/specialised.rs"]
+mod specialised;
 #[path = "../common/stalled.rs"]
 mod stalled;
 #[path = "../common/striped.rs"]
@@ -139,6 +141,9 @@ fn takes(name: &str) -> bool {
     if name.starts_with("played::") || name.starts_with("staged::") {
         return !AGAIN.iter().any(|case| name.ends_with(case));
     }
+    if let Some(case) = name.strip_prefix("specialised::") {
+        return case == specialised::SHORT;
+    }
     if LONG.contains(&name) {
         return false;
     }
@@ -246,7 +251,11 @@ fn main() -> ExitCode {
     });
     let patient = OnTwin(Cuda { deadline: Some(DEADLINE), ..Cuda::new() });
     let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent), timed::trial(absent)]);
-    let suite = suite.with(early::trials(absent)).with(stalled::trials(absent)).share(|name| all() || takes(name));
+    let suite = suite
+        .with(early::trials(absent))
+        .with(specialised::trials(absent))
+        .with(stalled::trials(absent))
+        .share(|name| all() || takes(name));
     let apart = APART.split_at(share(APART.len(), 4)).0;
     suite.run_with_processes_for(Apart::default(), |name| all() || apart.contains(&name))
 }

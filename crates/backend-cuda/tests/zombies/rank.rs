@@ -91,7 +91,7 @@ impl Layer {
         // Where the processor does what GPUs do, ranks wait for each other longer.
         let times = u64::from(super::factor()) * if std::env::var_os(BUILT).is_some() { 10 } else { 1 };
         let settings = settings.deadline(Nanos::from_millis(1500 * times)).build()?;
-        let builder = Cluster::builder(topology).settings(settings).multiprocessors(2);
+        let builder = Cluster::builder(topology).settings(settings).multiprocessors(2).specialise(false);
         let builder = builder.wait_for_kernels(super::number(WAITS, 1) > 0);
         let builder = builder.far(Loop::new().between_processes());
         builder.join(shape, member)

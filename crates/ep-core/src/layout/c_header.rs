@@ -17,29 +17,28 @@ use crate::shape::Element;
 use crate::terms::{Counter, Duty, LaneKind, Tag, UNIT_BYTES, UNIT_DATA};
 
 /// The header `ep_layout.h`: constants, structs with checked sizes and offsets, and the address arithmetic of a
-/// [`super::Layout`], for any C++14 compiler, with no system header.
-pub fn c_header() -> String {
+/// [`super::Layout`], for any C++14 compiler, with no system header. With the numbers of a `window` they are those of such layouts alone: C++17.
+pub fn c_header(window: Option<&KernelWindow>) -> String {
     let mut out = String::from(PROLOGUE);
     constants(&mut out);
-    structs(&mut out);
+    structs(&mut out, window);
     out.push_str(FUNCTIONS);
     out
 }
 
-fn structs(out: &mut String) {
-    let all = [
-        OpHeader::declaration,
-        CountsHeader::declaration,
-        Note::declaration,
-        Share::declaration,
-        RowHeader::declaration,
-        Choice::declaration,
-        UnitRow::declaration,
-        UnitChoice::declaration,
-        KernelWindow::declaration,
-        KernelRings::declaration,
-    ];
-    out.extend(all.map(|declaration| declaration()));
+fn structs(out: &mut String, window: Option<&KernelWindow>) {
+    out.extend([
+        OpHeader::declaration(),
+        CountsHeader::declaration(),
+        Note::declaration(),
+        Share::declaration(),
+        RowHeader::declaration(),
+        Choice::declaration(),
+        UnitRow::declaration(),
+        UnitChoice::declaration(),
+        KernelWindow::declared(window),
+        KernelRings::declaration(),
+    ]);
 }
 
 fn constants(out: &mut String) {

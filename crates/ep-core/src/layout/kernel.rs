@@ -8,7 +8,7 @@ use crate::settings::Rings;
 
 c_struct! {
     /// A [`Layout`] for a kernel: `EpWindow` of the C header. Offsets and sizes in bytes unless said otherwise.
-    #[derive(Eq)]
+    #[derive(Eq, Hash)]
     pub struct KernelWindow = "EpWindow" {
         /// Offset of the cells.
         pub cells: u64,

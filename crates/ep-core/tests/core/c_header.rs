@@ -5,7 +5,7 @@ use std::env;
 use std::fmt::Write;
 use std::fs;
 
-use ep_core::device::headers;
+use ep_core::device::{headers, headers_for};
 use ep_core::layout::{
     Alarm, Arrival, KernelRings, KernelWindow, LowKind, PIECES, generation_of, low_stamp, stamp, value_in,
 };
@@ -352,5 +352,20 @@ fn a_kernel_computes_the_addresses_of_the_layout() {
     assert_eq!(numbers.len(), cases.len() * per_case);
     for (case, numbers) in cases.iter().zip(numbers.chunks(per_case)) {
         assert_eq!(numbers, expected(case), "{case:?}");
+    }
+}
+
+/// The numbers of a layout are constants there, and what a kernel is given of them is not read.
+#[test]
+fn a_kernel_of_one_layout_computes_the_same() {
+    let mut runner = TestRunner::deterministic();
+    for _ in 0..4 {
+        let case = cases().new_tree(&mut runner).expect("cases can be drawn").current();
+        let headers = headers_for(&KernelWindow::from(&case.layout));
+        let (given, poison) = ("__builtin_memcpy(&w, c.window, sizeof w)", "__builtin_memset(&w, 0x5a, sizeof w)");
+        let poisoned = program(std::slice::from_ref(&case)).replace(given, poison);
+        assert!(poisoned.contains(poison));
+        let Some(numbers) = cpp::printed_with(&poisoned, &headers) else { return };
+        assert_eq!(numbers, expected(&case), "{case:?}");
     }
 }

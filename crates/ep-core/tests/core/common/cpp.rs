@@ -29,8 +29,13 @@ pub(crate) fn compile(
 
 /// Compiles and runs a program, and returns the numbers that it prints, one a line; none without a compiler.
 pub(crate) fn printed(program: &str) -> Option<Vec<u64>> {
+    printed_with(program, &headers())
+}
+
+/// The same with other headers.
+pub(crate) fn printed_with(program: &str, headers: &[(&'static str, String)]) -> Option<Vec<u64>> {
     let compiler = compiler()?;
-    let folder = compile(&compiler, program, &headers()).unwrap_or_else(|said| panic!("{compiler}: {said}"));
+    let folder = compile(&compiler, program, headers).unwrap_or_else(|said| panic!("{compiler}: {said}"));
     let run = Command::new(folder.path().join("program")).output().expect("the program runs");
     assert!(run.status.success(), "the program failed: {}", run.status);
     let text = String::from_utf8(run.stdout).expect("numbers are text");

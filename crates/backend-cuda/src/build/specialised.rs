@@ -1,0 +1,84 @@
+//! Kernels that are compiled for windows of one layout: its numbers are constants to them. They have a fifth fewer instructions, and divide by nothing
+//! that they are told at run time.
+
+use ep_core::layout::KernelWindow;
+
+use super::{Source, Target};
+
+/// Kernels that gain, as was measured. Others are bound by what they move.
+const GAIN: [Source; 5] = [Source::Positions, Source::Counts, Source::Combine, Source::LowDispatch, Source::LowCombine];
+
+/// Whether kernels are specialised where nobody says: `EP_CUDA_SPECIALISE=0` says that they are not.
+pub(crate) fn specialises() -> bool {
+    std::env::var_os("EP_CUDA_SPECIALISE").is_none_or(|value| value != "0")
+}
+
+impl Target {
+    /// For windows with these numbers alone, where its kernel gains from that. Its parameters stay what they are.
+    #[must_use]
+    pub fn specialised(self, window: &KernelWindow) -> Self {
+        let gains = GAIN.contains(&self.source);
+        Self { window: gains.then(|| Box::new(*window)).or(self.window), ..self }
+    }
+}
+
+/// The window of a usual layout: 8 ranks, and FP8 rows of 7168 elements for 8 of 256 experts.
+#[cfg(feature = "workshop")]
+pub(super) fn usual() -> KernelWindow {
+    use ep_core::quant::Scaling;
+    use ep_core::{Element, Layout, Settings, Shape, Topology};
+
+    let shape =
+        Shape::builder().experts(256).topk(8).hidden(7168).max_tokens(128).element(Element::Fp8(Scaling::Exact));
+    let shape = shape.build().expect("such a shape");
+    let topology = Topology::new(1, 8).expect("such ranks");
+    let settings = Settings::builder(&shape, &topology).low_latency(true).build().expect("such settings");
+    let layout = Layout::new(&shape, &topology, &settings).and_then(Layout::with_kernels).expect("room");
+    KernelWindow::from(&layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use ep_core::{Layout, Settings, Shape, Topology};
+
+    use super::*;
+    use crate::build::cache::Key;
+
+    fn window(ranks: u32) -> KernelWindow {
+        let shape = Shape::builder().experts(8).topk(2).hidden(64).build().unwrap();
+        let topology = Topology::new(1, ranks).unwrap();
+        let settings = Settings::builder(&shape, &topology).build().unwrap();
+        KernelWindow::from(&Layout::new(&shape, &topology, &settings).unwrap())
+    }
+
+    #[test]
+    fn each_layout_has_code_of_its_own_where_that_gains() {
+        let name = |source, ranks: Option<u32>| {
+            let target = Target::new(source, "sm_90a");
+            Key::shipped(&ranks.map_or_else(|| target.clone(), |ranks| target.clone().specialised(&window(ranks))))
+                .name()
+                .to_owned()
+        };
+        let names = |source| [None, Some(2), Some(4)].map(|ranks| name(source, ranks));
+        let [all, two, four] = names(Source::LowDispatch);
+        assert!(all != two && all != four && two != four);
+        assert_eq!(names(Source::Dispatch), [(); 3].map(|()| name(Source::Dispatch, None)));
+        assert_eq!(name(Source::LowDispatch, Some(2)), two);
+    }
+
+    #[test]
+    fn its_numbers_are_constants_and_its_kernels_take_what_they_took() {
+        let layout = |target: &Target| {
+            target.headers().into_iter().find(|(name, _)| *name == "ep_layout.h").expect("the header").1
+        };
+        let plain = Target::new(Source::Combine, "sm_90a");
+        let text = layout(&plain.clone().specialised(&window(4)));
+        assert!(text.contains("    static constexpr ep_u32 ranks = 4u;\n"));
+        let offsets = |text: &str| {
+            let asserted = text.lines().filter(|line| line.contains("offsetof(EpWindow, ")).map(str::to_owned);
+            asserted.map(|line| line.replace("_given", "")).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(&text), offsets(&layout(&plain)));
+        assert!(!offsets(&text).is_empty());
+    }
+}
