@@ -46,6 +46,11 @@ static inline unsigned __ballot_sync(unsigned mask, int mine) { return toy::full
 template <class T> static inline T __shfl_sync(unsigned mask, T mine, unsigned lane) {
     return toy::full(mask), ep_warp_shuffle(mine, lane % 32);
 }
+/* The first lanes get what they have. */
+template <class T> static inline T __shfl_up_sync(unsigned mask, T mine, unsigned back) {
+    const unsigned lane = ep_warp_lane();
+    return toy::full(mask), ep_warp_shuffle(mine, lane >= back ? lane - back : lane);
+}
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T mine, unsigned with) {
     return toy::full(mask), ep_warp_shuffle(mine, ep_warp_lane() ^ with);
 }

@@ -225,16 +225,20 @@ static_assert(__builtin_offsetof(EpBlockRole, count) == 12, "EpBlockRole.count")
 
 /* Who does what is done once in a launch of low latency. What it sends is cut into as many shares as there are blocks, which other blocks may take over; what it receives, blocks divide among themselves. */
 struct EpLowRoles {
-    ep_u32 tells; /* The share with which goes what is said ahead of all rows: headers and counts. */
+    ep_u32 tells; /* The share with which go the counts, which are said ahead of all rows. */
+    ep_u32 tellers; /* Shares with which go the rows' headers, of neighbouring tokens each: this and those before it, so many. */
+    ep_u32 told; /* Tokens whose headers go with each of these, at most. */
     ep_u32 moves; /* So many blocks move what is received, from the first on. */
     ep_u32 counts; /* The block that tells the user how many rows have come. */
     ep_u32 addresses; /* The warp of a block that finds where a row goes, and says so there. */
 };
-static_assert(sizeof(EpLowRoles) == 16, "EpLowRoles");
+static_assert(sizeof(EpLowRoles) == 24, "EpLowRoles");
 static_assert(__builtin_offsetof(EpLowRoles, tells) == 0, "EpLowRoles.tells");
-static_assert(__builtin_offsetof(EpLowRoles, moves) == 4, "EpLowRoles.moves");
-static_assert(__builtin_offsetof(EpLowRoles, counts) == 8, "EpLowRoles.counts");
-static_assert(__builtin_offsetof(EpLowRoles, addresses) == 12, "EpLowRoles.addresses");
+static_assert(__builtin_offsetof(EpLowRoles, tellers) == 4, "EpLowRoles.tellers");
+static_assert(__builtin_offsetof(EpLowRoles, told) == 8, "EpLowRoles.told");
+static_assert(__builtin_offsetof(EpLowRoles, moves) == 12, "EpLowRoles.moves");
+static_assert(__builtin_offsetof(EpLowRoles, counts) == 16, "EpLowRoles.counts");
+static_assert(__builtin_offsetof(EpLowRoles, addresses) == 20, "EpLowRoles.addresses");
 
 /* One rank as its kernels see it. Addresses are the device's. */
 struct EpRank {

@@ -28,7 +28,7 @@ struct EpLowSender {
     ep_u32* before; /* [ranks, EP_LOW_WORDS]: rows to each rank of the tokens before those of the word */
     /* And where rows travel as units: */
     ep_u32* gets;   /* [experts]: rows of each expert */
-    ep_u32* chosen; /* [experts, EP_LOW_WORDS]: tokens that choose each expert, as bits */
+    ep_u32* chosen; /* [EP_LOW_WORDS, experts]: tokens that choose each expert, as bits; neighbouring experts lie in neighbouring banks */
 };
 EP_DEV EpLowSender ep_low_sender(const EpRank& r, ep_u32 tag) {
     const ep_u32 ranks = r.w.ranks;
@@ -53,11 +53,10 @@ EP_DEV ep_u32 ep_low_words(const EpLowDispatchArgs& a, ep_u32 base) {
 }
 /* Of these tokens nothing is noted yet. */
 EP_DEV void ep_low_clear(const EpRank& r, const EpLowSender& s, ep_u32 words) {
-    const ep_u32 all = (r.w.ranks + (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts : 0)) * words;
+    const ep_u32 members = r.w.ranks * EP_LOW_WORDS, all = members + (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts * words : 0);
     EP_SHORT for (ep_u32 i = threadIdx.x; i < all; i += EP_LOW_THREADS) {
-        const ep_u32 row = i / words, at = row * EP_LOW_WORDS + i - row * words;
-        if (row < r.w.ranks) s.member[at] = 0;
-        else s.chosen[at - r.w.ranks * EP_LOW_WORDS] = 0;
+        if (i < members) s.member[i] = 0;
+        else s.chosen[i - members] = 0;
     }
 }
 /* And of the batch nothing is counted. */
@@ -70,31 +69,61 @@ EP_DEV void ep_low_count_nothing(const EpRank& r, const EpLowDispatchArgs& a, co
 /* Whether the row at hand goes to a rank, which is free. */
 EP_DEV bool ep_low_goes_now(const EpLowSender& s, ep_u32 rank) { return ep_is_somewhere(s.place[rank]) && s.state[rank] == EP_PEER_NOW; }
 
+/* Whether a share says headers ahead of rows, and which tokens' these are of `count`: from one up to the other. */
+EP_DEV bool ep_low_tells(const EpLowDispatchArgs& a, ep_u32 share) { return share <= a.roles.tells && share + a.roles.tellers > a.roles.tells; }
+EP_DEV ep_u32 ep_low_told_before(const EpLowDispatchArgs& a, ep_u32 share) {
+    const ep_u32 before = (share + a.roles.tellers - 1 - a.roles.tells) * a.roles.told;
+    return before < a.tokens ? before : a.tokens;
+}
+
+#define EP_LOW_FEW_RANKS 8u
+
+/* Whether the token of a lane's choice k has named the expert by an earlier choice: neighbouring lanes have its choices. By a warp. */
+EP_DEV bool ep_low_names_again(ep_u32 expert, ep_u32 k, ep_u32 topk) {
+    bool again = false;
+#pragma unroll 4
+    for (ep_u32 back = 1; back < topk; ++back) again |= __shfl_up_sync(EP_FULL, expert, back) == expert && back <= k;
+    return again;
+}
+
 /* Looks at the choices of `count` tokens from `base` on, a choice a lane: true where one of this lane's is wrong; the least such token
    goes to `wrong`, where it is given. `keeps`: of the announcing block, which notes where the tokens go and, if `counts`, how often. By all
    threads. */
 EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, ep_u32 count, bool keeps,
                            bool counts, ep_u32* wrong) {
-    const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk;
+    const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk, k = lane - in_warp * topk;
+    const ep_u32 step = EP_LOW_WARPS * width, warps_first = threadIdx.x / 32 * width;
+    const ep_i64* choices = (const ep_i64*)a.topk_idx + (ep_u64)base * topk + lane;
+    const ep_u32 end = in_warp < width && in_warp < count ? count - in_warp : 0; /* tokens of a warp's first lanes that this lane serves for */
+    ep_i64 next = warps_first < end ? choices[warps_first * topk] : -1;
     bool any = false;
-    EP_SHORT for (ep_u32 first = threadIdx.x / 32 * width; first < count; first += EP_LOW_WARPS * width) {
+    EP_SHORT for (ep_u32 first = warps_first; first < count; first += step) {
         const ep_u32 token = first + in_warp;
-        const bool serves = in_warp < width && token < count;
-        const ep_i64 choice = serves ? ((const ep_i64*)a.topk_idx)[(ep_u64)base * topk + token * topk + lane % topk] : -1;
+        const ep_i64 choice = next;
+        /* On its way while this one is looked at. */
+        next = first + step < end ? choices[(first + step) * topk] : -1;
         const ep_u32 expert = (ep_u32)choice;
         const bool names = choice >= 0 && choice < (ep_i64)r.w.experts;
-        /* Choices of the same expert by the same token; lanes without one are alone: there are fewer than 2^16 experts and 2^5 tokens. */
-        const ep_u32 same = __match_any_sync(EP_FULL, names ? in_warp * r.w.experts + expert : EP_FULL - lane);
-        const bool bad = choice < -1 || choice >= (ep_i64)r.w.experts || (a.repeats == 0 && (same & (same - 1)) != 0);
+        const bool again = (a.repeats == 0 || (keeps && EP_LOW_EXPERT_BYTES == 0)) && ep_low_names_again(expert, k, topk) && names;
+        const bool bad = choice < -1 || choice >= (ep_i64)r.w.experts || (a.repeats == 0 && again);
         if (bad && wrong) atomicMin(wrong, base + token);
         any |= bad;
-        if (!keeps || !names) continue;
-        const ep_u32 rank = ep_rank_of_expert(r.w, expert);
-        if (!ep_low_takes_part(rank)) continue;
-        atomicOr(s.member + rank * EP_LOW_WORDS + token / 32, 1u << token % 32);
+        if (!keeps) continue;
+        const ep_u32 rank = names ? ep_rank_of_expert(r.w, expert) : EP_FULL;
+        const bool goes = names && ep_low_takes_part(rank);
+        /* Few ranks would be named by many lanes at a time: a lane says so for its token. */
+        if (r.w.ranks <= EP_LOW_FEW_RANKS) {
+            EP_SHORT for (ep_u32 few = 0; few < r.w.ranks; ++few) {
+                const ep_u32 votes = __ballot_sync(EP_FULL, goes && rank == few) >> (lane - k);
+                if (k == 0 && (topk == 32 ? votes : votes & ((1u << topk) - 1)) != 0) atomicOr(s.member + few * EP_LOW_WORDS + token / 32, 1u << token % 32);
+            }
+        } else if (goes) {
+            atomicOr(s.member + rank * EP_LOW_WORDS + token / 32, 1u << token % 32);
+        }
+        if (!goes) continue;
         /* However often an expert is named, it has one result. */
-        if (EP_LOW_EXPERT_BYTES > 0) atomicOr(s.chosen + expert * EP_LOW_WORDS + token / 32, 1u << token % 32);
-        else if (counts && (same & ((1u << lane) - 1)) == 0) atomicAdd(s.picks + rank, 1u);
+        if (EP_LOW_EXPERT_BYTES > 0) atomicOr(s.chosen + token / 32 * r.w.experts + expert, 1u << token % 32);
+        else if (counts && !again) atomicAdd(s.picks + rank, 1u);
     }
     return any;
 }

@@ -56,13 +56,13 @@ EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a,
 /* Whether a block looks at the choices while the launch waits for what it begins with: where nothing may be put before, one turn is enough, or the block
    has no row to make. The block with the share that tells looks when it counts what is sent, the others while their first row is under way. */
 EP_DEV bool ep_low_looks_soon(const EpRank& r, const EpLowDispatchArgs& a) {
-    return blockIdx.x != a.roles.tells && (EP_LOW_LOOKS_FIRST || a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
+    return !ep_low_tells(a, blockIdx.x) && (EP_LOW_LOOKS_FIRST || a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
 }
 /* Brings what the sending half begins with on its way. */
 EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
     const ep_u64 choices = (ep_u64)a.tokens * r.w.topk, at = threadIdx.x * 128ull;
     if (at < choices * sizeof(ep_i64)) ep_prefetch((const ep_u8*)a.topk_idx + at);
-    if (blockIdx.x == a.roles.tells && a.topk_weights && at < choices * sizeof(float)) ep_prefetch((const ep_u8*)a.topk_weights + at);
+    if (ep_low_tells(a, blockIdx.x) && a.topk_weights && at < choices * sizeof(float)) ep_prefetch((const ep_u8*)a.topk_weights + at);
     return ep_low_load_ahead(r, a, blockIdx.x);
 }
 
@@ -172,7 +172,7 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         }
         if (begins) {
             if (!ep_low_next(r, op, nullptr, s.state, began, found)) return EP_SHARE_NOTHING;
-            if (share == a.roles.tells && ep_low_tell(r, a, s, op, first)) return EP_SHARE_WRONG;
+            if (ep_low_tells(a, share) && ep_low_tell(r, a, s, share, op, first)) return EP_SHARE_WRONG;
             if (!is) return EP_SHARE_MORE;
         }
         if (addresses && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
@@ -193,7 +193,7 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
 /* Sends a share of a dispatch: of tokens, and with one of them the headers. */
 EP_DEV int ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
                              bool looked, const EpLowAhead& ahead, ep_u64 early, ep_u64 began) {
-    const bool tells = share == a.roles.tells;
+    const bool tells = ep_low_tells(a, share);
     if (share >= a.tokens && !tells) return __syncthreads_or(ep_low_look_at_shares(r) == 0) ? EP_SHARE_MORE : EP_SHARE_ALL;
     if (tells) ep_low_count_nothing(r, a, s);
     ep_low_open(r, op, again, s.state);

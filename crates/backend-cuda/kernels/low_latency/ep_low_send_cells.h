@@ -64,7 +64,7 @@ EP_DEV EpUnit ep_low_make_header_part(const EpRank& r, const EpLowDispatchArgs& 
 /* Finds the rows' order at each rank and puts their headers, and behind them the arrival, to the ranks that are free. `first`: the first
    time; choices are looked at and counted then, too. By all threads of the announcing block; true where choices are wrong: then
    nothing is announced. */
-EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32, ep_u64 op, bool first) {
     const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)r.w.header_bytes / 16;
     bool bad = false, all = true;
     EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) all &= ep_low_takes_part(rank);

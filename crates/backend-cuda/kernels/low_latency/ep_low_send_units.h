@@ -46,9 +46,9 @@ EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs&
                                        ep_u32 token, ep_u32 k) {
     const EpChoice choice = ep_low_choice_to_send(r, a, all, base + token, k);
     if (choice.expert < 0) return EpUnitChoice{choice.expert, choice.weight, 0};
-    const ep_u32 *chosen = s.chosen + choice.expert * EP_LOW_WORDS, word = token / 32;
-    ep_u32 index = s.gets[choice.expert] - __popc(chosen[word] >> token % 32);
-    EP_SHORT for (ep_u32 after = word + 1; after < words; ++after) index -= __popc(chosen[after]);
+    const ep_u32 *chosen = s.chosen + choice.expert, word = token / 32;
+    ep_u32 index = s.gets[choice.expert] - __popc(chosen[word * r.w.experts] >> token % 32);
+    EP_SHORT for (ep_u32 after = word + 1; after < words; ++after) index -= __popc(chosen[after * r.w.experts]);
     return EpUnitChoice{choice.expert, choice.weight, index};
 }
 
@@ -68,10 +68,11 @@ EP_DEV void ep_low_say_counts(const EpRank& r, const EpLowDispatchArgs& a, const
     }
 }
 
-/* Puts the headers of the rows of `left` tokens from `base` on to the ranks that are free. By all threads. */
-EP_DEV void ep_low_put_headers(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool all, ep_u32 base, ep_u32 left) {
+/* Puts the headers of the rows of tokens begin .. end, counted from `base` on, to the ranks that are free. By all threads. */
+EP_DEV void ep_low_put_headers(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool all, ep_u32 base, ep_u32 begin,
+                               ep_u32 end) {
     const ep_u32 parts = 1 + r.w.topk, words = ep_low_words(a, base);
-    EP_SHORT for (ep_u32 item = threadIdx.x; item < left * parts; item += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 item = begin * parts + threadIdx.x; item < end * parts; item += EP_LOW_THREADS) {
         const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
         /* An EpUnitRow. */
         EpUnitChoice v = {(ep_i32)r.me, ep_float_of(base + token), ep_low_stamp(r.generation, op)};
@@ -98,7 +99,7 @@ EP_DEV void ep_low_count(const EpRank& r, const EpLowSender& s, ep_u32 words) {
     }
     EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.experts; e += EP_LOW_THREADS) {
         ep_u32 more = 0;
-        EP_SHORT for (ep_u32 word = 0; word < words; ++word) more += __popc(s.chosen[e * EP_LOW_WORDS + word]);
+        EP_SHORT for (ep_u32 word = 0; word < words; ++word) more += __popc(s.chosen[word * r.w.experts + e]);
         s.gets[e] += more;
     }
 }
@@ -116,10 +117,12 @@ EP_DEV void ep_low_keep_routed(const EpRank& r, const EpLowDispatchArgs& a, cons
     }
 }
 
-/* Finds the rows' order at each rank and expert and puts, to the ranks that are free, how many there are and the rows' headers. `first`: the first
-   time; choices are looked at then, too, before anything is put. By all threads of the announcing block, which has counted nothing; true where
-   choices are wrong. */
-EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+/* Finds the rows' order at each rank and expert and puts, to the ranks that are free, the headers of the share's tokens, and with the last of these
+   shares how many rows there are. `first`: the first time; choices are looked at then, too, before anything is put. By all threads of a block that
+   has counted nothing; true where choices are wrong. */
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first) {
+    const bool counts = share == a.roles.tells;
+    const ep_u32 begin = ep_low_told_before(a, share), end = ep_low_told_before(a, share + 1);
     bool all = true;
     EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) all &= ep_low_takes_part(rank);
     /* Of a batch of one turn all choices are looked at below. */
@@ -135,14 +138,15 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
         ep_low_count(r, s, words);
         __syncthreads();
         const bool last = base + EP_LOW_THREADS >= a.tokens;
-        if (last) ep_low_say_counts(r, a, s, op);
-        ep_low_put_headers(r, a, s, op, all, base, left);
-        if (last) break;
+        if (last && counts) ep_low_say_counts(r, a, s, op);
+        ep_low_put_headers(r, a, s, op, all, base, begin > base ? begin - base : 0, end < base + left ? (end > base ? end - base : 0) : left);
+        /* No others' headers lie behind these. */
+        if (last || (!counts && base + left >= end)) break;
         __syncthreads();
         ep_low_clear(r, s, ep_low_words(a, base + EP_LOW_THREADS));
         __syncthreads();
     }
-    if (first) ep_low_keep_routed(r, a, s);
+    if (first && counts) ep_low_keep_routed(r, a, s);
     return false;
 }
 #endif

@@ -164,7 +164,11 @@ impl RankDevice {
         let low = self.low()?;
         let blocks = low.blocks.min(most.unwrap_or(u32::MAX));
         let (counters, window) = (low.counters.address(), self.own_window());
-        let args = args::LowDispatch { counters, window, roles: low_roles(blocks, LOW_THREADS / 32), ..args };
+        // Between nodes headers are counted by whoever says them.
+        let one_node = self.layout.topology().nodes() == 1;
+        let units = if one_node { 1 + self.layout.shape().topk() } else { 0 };
+        let roles = low_roles(blocks, LOW_THREADS / 32, args.tokens, units);
+        let args = args::LowDispatch { counters, window, roles, ..args };
         let shared_memory = dispatch_shared(&self.view.w) as u32;
         let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, mode: Mode::Dependent };
         // SAFETY: as the caller promises.
@@ -180,7 +184,7 @@ impl RankDevice {
         let blocks = low.blocks.min(most.unwrap_or(u32::MAX));
         let (counters, window) = (low.counters.address(), self.own_window());
         let kind = if args.kind == LowKind::PerRank as u32 { LowKind::PerRank } else { LowKind::PerChoice };
-        let (roles, unit_tokens) = (low_roles(blocks, LOW_THREADS / 32), self.layout.low_unit_tokens(kind));
+        let (roles, unit_tokens) = (low_roles(blocks, LOW_THREADS / 32, 0, 0), self.layout.low_unit_tokens(kind));
         let args = args::LowCombine { counters, window, roles, unit_tokens, ..args };
         let shared_memory = 4 * (5 * self.ranks() + 2);
         let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, mode: Mode::Dependent };

@@ -33,7 +33,7 @@ const ASIDE: [Plant; 2] = [Plant::LotEarly, Plant::FoldToldEarly];
 const FEW: &str = "a GPU for each of three ranks; where they share one, nothing is done beside their kernels";
 
 /// Cases that delays and poison are tried on: every path that rows take.
-const DISTURBED: [&str; 10] = [
+const DISTURBED: [&str; 11] = [
     "engine_many_operations_with_changing_rings",
     "engine_cached_handles_replay",
     "engine_fp8_rows_of_every_scaling",
@@ -42,6 +42,7 @@ const DISTURBED: [&str; 10] = [
     "memory_one_full_arena_among_others",
     "memory_output_is_the_callers_again_when_combine_returns",
     "low_latency_both_forms",
+    "low_latency_topk_from_1_to_32",
     "low_latency_two_operations_in_flight",
     "low_latency_beside_throughput_mode",
 ];

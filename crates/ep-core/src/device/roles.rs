@@ -80,8 +80,12 @@ c_struct! {
     /// blocks may take over; what it receives, blocks divide among themselves.
     #[derive(Eq)]
     pub struct LowRoles = "EpLowRoles" {
-        /// The share with which goes what is said ahead of all rows: headers and counts.
+        /// The share with which go the counts, which are said ahead of all rows.
         pub tells: u32,
+        /// Shares with which go the rows' headers, of neighbouring tokens each: this and those before it, so many.
+        pub tellers: u32,
+        /// Tokens whose headers go with each of these, at most.
+        pub told: u32,
         /// So many blocks move what is received, from the first on.
         pub moves: u32,
         /// The block that tells the user how many rows have come.
@@ -91,11 +95,18 @@ c_struct! {
     }
 }
 
-/// The roles of a launch of low latency of `blocks` blocks of `warps` warps. The last share has the fewest rows, or none, and the last warp
-/// of a block the least to do with them. The last block moves no rows, unless there is no other.
-pub const fn low_roles(blocks: u32, warps: u32) -> LowRoles {
+/// Units of headers that go with one share: about as many as a block has threads, for which each of them is some microseconds of work.
+const UNITS_OF_TELLER: u64 = 128;
+
+/// The roles of a launch of low latency of `blocks` blocks of `warps` warps, which says `units` units of headers of each of its tokens ahead of the rows.
+/// The last shares have the fewest rows, or none, and the last warp of a block the least to do with them. The last block moves no rows, unless there is no
+/// other.
+pub fn low_roles(blocks: u32, warps: u32, tokens: u32, units: u32) -> LowRoles {
     let last = blocks.saturating_sub(1);
-    LowRoles { tells: last, moves: if last > 0 { last } else { 1 }, counts: last, addresses: warps.saturating_sub(1) }
+    let wanted = (u64::from(tokens) * u64::from(units)).div_ceil(UNITS_OF_TELLER);
+    let tellers = u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, blocks.max(1));
+    let told = tokens.div_ceil(tellers);
+    LowRoles { tells: last, tellers, told, moves: last.max(1), counts: last, addresses: warps.saturating_sub(1) }
 }
 
 /// The roles by which rank `me` moves the rows of an operation through rings, channel by channel: a call with fewer channels
@@ -170,9 +181,13 @@ mod tests {
 
     #[test]
     fn each_launch_of_low_latency_has_somebody_for_each_role() {
-        for blocks in [1, 2, 16, 512] {
-            let roles = low_roles(blocks, 16);
+        let launches =
+            [1, 2, 16, 512].into_iter().flat_map(|blocks| [0, 1, 36, 512, u32::MAX].map(|tokens| (blocks, tokens)));
+        for (blocks, tokens) in launches {
+            let roles = low_roles(blocks, 16, tokens, 9);
             assert!(roles.tells < blocks && roles.counts < blocks && roles.addresses < 16);
+            assert!((1..=roles.tells + 1).contains(&roles.tellers), "{blocks} blocks, {tokens} tokens: {roles:?}");
+            assert!(u64::from(roles.tellers) * u64::from(roles.told) >= tokens.into(), "all are told: {roles:?}");
             assert!((1..=blocks).contains(&roles.moves), "{blocks} blocks: {roles:?}");
             assert!(blocks == 1 || roles.moves <= roles.counts, "who counts moves nothing: {roles:?}");
         }

@@ -238,7 +238,7 @@ fn a_header_that_differs_from_rust_does_not_compile() {
         ("EpReport", ["ep_u64 seen;", "ep_u64 awaited;"]),
         ("EpRank", ["ep_u64 windows;", "ep_u64 local;"]),
         ("EpBlockRole", ["ep_u32 task;", "ep_u32 index;"]),
-        ("EpLowRoles", ["ep_u32 tells;", "ep_u32 counts;"]),
+        ("EpLowRoles", ["ep_u32 tells;", "ep_u32 tellers;"]),
         ("EpWindow", ["ep_u64 low_slots;", "ep_u64 low_part_slots;"]),
         ("EpRowHeader", ["ep_u32 position;", "ep_u32 op;"]),
     ] {
