@@ -449,6 +449,19 @@ mod tests {
         }
     }
 
+    /// Of several waits it is the one whose time is up that has the phase.
+    #[test]
+    fn a_wait_for_one_of_several_ends_with_the_phase_of_that_one() {
+        let mut port = Attended::new(Loopback::new(), &Rc::new(Board::new(4)), 7);
+        let tail = Need { cell: Cell::new(Rank(3), LaneKind::Data(0), Counter::Tail), at_least: 1 };
+        let head = Need { cell: Cell::new(Rank(2), LaneKind::Credit(0), Counter::Head), at_least: 1 };
+        for (needs, phase, peer) in [([tail, head], Phase::Rows, Rank(3)), ([head, tail], Phase::Credit, Rank(2))] {
+            let ended = finish(port.wait_any(&needs));
+            let told = matches!(ended, Err(Fault::Timeout { phase: of, peer: by, .. }) if (of, by) == (phase, peer));
+            assert!(told, "{ended:?}");
+        }
+    }
+
     /// Whatever its other roles wait for, a rank that waited for another in vain says so.
     #[test]
     fn a_wait_for_another_rank_ends_with_itself() {

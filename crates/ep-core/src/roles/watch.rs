@@ -321,8 +321,16 @@ fn check_opening<M: Machine>(operation: &Operation<'_, M>, peer: Rank, opening: 
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use super::*;
-    use crate::machine::loopback::{Loopback, finish};
+    use crate::layout::Kind;
+    use crate::machine::loopback::{DEADLINE, Loopback, LoopbackMachine, finish};
+    use crate::roles::Board;
+    use crate::roles::operation::Times;
+    use crate::settings::{OutboxUse, Settings};
+    use crate::shape::Shape;
+    use crate::topology::{RankSet, Topology};
 
     #[test]
     fn a_rank_that_has_said_too_much_can_still_give_a_verdict() {
@@ -338,6 +346,79 @@ mod tests {
             finish(vigil.warn(me, &[me], &mut port, 5, me));
             let said = said(&port);
             assert_eq!((said.serial, said.verdict, said.peer), (Alarm::MAX_SERIAL, true, me));
+        }
+    }
+
+    /// Five ranks in each of two nodes.
+    fn machine() -> LoopbackMachine {
+        let (shape, topology) =
+            (Shape::builder().experts(10).hidden(16).build().unwrap(), Topology::new(2, 5).unwrap());
+        LoopbackMachine::with(&shape, &topology, &Settings::auto(&shape, &topology))
+    }
+
+    /// The first operation of rank 0, where all take part.
+    fn operation<'a>(
+        machine: &'a LoopbackMachine,
+        mask: &'a RankSet,
+        listeners: &'a [Rank],
+    ) -> Operation<'a, LoopbackMachine> {
+        let (layout, near) = (machine.layout(), &[Rank(1), Rank(2), Rank(3), Rank(4)]);
+        let (rings, times) = (layout.settings().rings(), Times::new(Nanos(0), DEADLINE));
+        let (outbox, board) = (OutboxUse::USUAL, Rc::new(Board::new(10)));
+        let (me, kind, rail) = (Rank(0), Kind::Dispatch, &[Rank(5)]);
+        let (op, first_op, generation, pulled, settings) = (1, 1, 1, false, 0);
+        Operation {
+            machine,
+            layout,
+            me,
+            mask,
+            near,
+            rail,
+            listeners,
+            op,
+            first_op,
+            generation,
+            kind,
+            rings,
+            pulled,
+            outbox,
+            settings,
+            times,
+            board,
+        }
+    }
+
+    /// A rank that is ahead says only once what it waits for: here it may have come in the operation before.
+    #[test]
+    fn what_a_peer_suspected_before_an_operation_began_here_stands() {
+        let (machine, mask) = (machine(), RankSet::new());
+        let alarm = Alarm { serial: 1, verdict: false, op: 1, phase: Phase::Rows, in_circle: false, peer: Rank(2) };
+        for (verdict, suspected) in [(false, vec![(Rank(1), Wait::new(1, Phase::Rows, Rank(2)))]), (true, Vec::new())] {
+            let (operation, mut vigil) = (operation(&machine, &mask, &[]), Vigil::new(10));
+            vigil.heard[1] = Alarm { verdict, ..alarm }.encode();
+            vigil.listen(&operation, &Loopback::new());
+            assert_eq!(operation.board.suspicions(), suspected, "verdict: {verdict}");
+        }
+    }
+
+    /// Ranks 1 and 2 wait for each other, and another for rank 9, which rank 0 hears in low latency only.
+    #[test]
+    fn a_silence_is_blamed_by_the_word_of_those_who_would_have_heard() {
+        let (machine, mask) = (machine(), RankSet::new());
+        let wait = |peer| Wait::new(1, Phase::Rows, Rank(peer));
+        let all = [Rank(1), Rank(9)];
+        for (reporter, listeners, culprit) in [(4, &all[..0], 9), (3, &all[..0], 1), (3, &all[..], 9)] {
+            let (operation, mut vigil) = (operation(&machine, &mask, listeners), Vigil::new(10));
+            for (rank, peer) in [(1, 2), (2, 1), (reporter, 9)] {
+                operation.board.suspect(Rank(rank), wait(peer));
+            }
+            let tail = Cell::new(Rank(1), LaneKind::Data(0), Counter::Tail);
+            let fault = finish(operation.port(Role::new(Duty::Receiver)).wait(tail, 1)).unwrap_err();
+            assert_eq!(
+                finish(verdict(&operation, &mut vigil, &fault)),
+                (Rank(culprit), Rank(0)),
+                "rank {reporter} says so, and {listeners:?} are heard"
+            );
         }
     }
 

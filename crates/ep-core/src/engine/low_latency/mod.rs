@@ -427,7 +427,10 @@ impl<M: Machine> LowLatency for Engine<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::loopback::LoopbackMachine;
+    use crate::error::Phase;
+    use crate::machine::loopback::{LoopbackMachine, finish};
+    use crate::machine::{Decorated, FaultPlan, Trigger, Trouble, VerbKind};
+    use crate::port::{Duty, LaneId, LaneKind};
     use crate::shape::Shape;
     use crate::topology::Topology;
 
@@ -442,5 +445,24 @@ mod tests {
         };
         assert_eq!(refused(false), Ok(()));
         assert!(refused(true).unwrap_err().contains("low latency as units"));
+    }
+
+    /// Everything is here: whoever is gone will be missed in the next operation. A lane that stays full is told.
+    #[test]
+    fn what_keeps_a_rank_from_saying_that_it_has_received_is_told_unless_the_peer_is_gone() {
+        let (topology, shape) = (Topology::new(1, 2).unwrap(), Shape::builder().experts(2).topk(1).hidden(16));
+        let shape = shape.max_tokens(4).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(true).build().unwrap();
+        let (peer, phase) = (Rank(1), Phase::Credit);
+        let lane = LaneId { peer, kind: LaneKind::LowDone };
+        let full = Fault::Timeout { phase, peer, lane, seen: 0, awaited: 0, waited: Nanos(1) };
+        for (fault, told) in [(Fault::PeerGone { peer, phase }, Ok(())), (full, Err(full))] {
+            let faults = FaultPlan::new().with(Trigger::kind(VerbKind::Publish), 1, Trouble::Fail(fault));
+            let machine = Decorated::new(LoopbackMachine::with(&shape, &topology, &settings), faults.clone());
+            let engine = Engine::new(machine).unwrap();
+            let call = engine.call(1, LowKind::Dispatch);
+            assert_eq!(finish(call.received(&mut call.port(Duty::Receiver))), told);
+            assert_eq!(faults.struck(), 1);
+        }
     }
 }
