@@ -13,6 +13,7 @@ mod low_false;
 mod low_forms;
 mod low_units;
 mod no_allocation;
+mod outbox_false;
 mod promises;
 mod races;
 mod recovery;

@@ -5,10 +5,13 @@ use crate::common::{A, B, C, DEADLINE, pause};
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Engine, Routing};
 use ep_core::layout::{Alarm, MASKED};
-use ep_core::port::{Cell, Counter, Duty, LaneKind};
+use ep_core::machine::{Machine as _, Opening};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Port as _, Role};
 use ep_core::topology::Reach;
 use ep_core::trace::{Record, Verb};
-use ep_core::{Endpoint, Error, LowLatency, Nanos, OutboxUse, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_core::{
+    Endpoint, Error, Fault, LowLatency, Nanos, OutboxUse, Phase, Placement, Rank, RankSet, Settings, Shape, Topology,
+};
 use ep_sim::{Builder, Cluster, Incident, Machine};
 
 const TOKENS: u32 = 6;
@@ -160,11 +163,99 @@ fn suspicions_of_low_latency_are_taken_back_when_all_goes_well() {
     }
 }
 
-/// Rank 1 begins to wait for rank 2, which has lost its rows, when rank 0 has waited for rank 1 for most of its time.
+/// Who waits in low latency hears it, too: the one that it waits for may wait in throughput mode.
+#[test]
+fn suspicions_of_throughput_mode_are_told_in_low_latency() {
+    let late =
+        Incident::Delay { from: B, to: A, kind: Some(LaneKind::Control), by: Nanos(DEADLINE.0 / 16 * 13), after: 0 };
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, true).incident(late).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep);
+            ep.dispatch(&x, &routing).await.map(drop)
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let told = published(&run.records, Counter::Waiting);
+        for peer in [B, C] {
+            let said = told.iter().filter(|(rank, to, _)| (*rank, *to) == (A, peer)).map(|(.., value)| value & 0xffff);
+            let said: Vec<u64> = said.collect();
+            assert!(said.contains(&1), "seed {seed}: rank 0 waited long: {said:?}");
+            assert_eq!(said.last(), Some(&0), "seed {seed}: {said:?}");
+        }
+    }
+}
+
+/// Nobody need know of a wait that lasts no longer than half of its time.
+#[test]
+fn who_waits_for_a_while_in_low_latency_says_nothing() {
+    let late = Incident::Delay { from: B, to: A, kind: None, by: Nanos(DEADLINE.0 / 2), after: 0 };
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, true).incident(late).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, _) = batch(&mut ep);
+            ep.low_latency_dispatch(&x, &low_routing(3)).await.map(drop)
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert_eq!(published(&run.records, Counter::Waiting), [], "seed {seed}");
+        assert!(run.finished().iter().all(Result::is_ok), "seed {seed}");
+    }
+}
+
+/// Only who has said something since is waited for once more.
+#[test]
+fn a_silent_rank_is_waited_for_once_in_low_latency() {
+    for seed in 0..SEEDS {
+        let run = cluster(1, 2, true).seed(seed).build(shape(2)).unwrap().run(async |mut ep| {
+            if ep.rank() == B {
+                return None;
+            }
+            let (x, _) = batch(&mut ep);
+            let error = ep.low_latency_dispatch(&x, &low_routing(2)).await.err()?;
+            Some((error.failure()?.culprit, ep.now()))
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert_eq!(run.finished(), [Some((B, DEADLINE)), None], "seed {seed}");
+    }
+}
+
+/// Rank 1 has given up rank 2, and then rank 0, too: what rank 0 is told is why, as rank 1 has said it before.
+#[test]
+fn who_is_given_up_in_low_latency_is_told_for_whose_sake() {
+    let verdict = Alarm { serial: 1, verdict: true, op: 1, phase: Phase::Alarm, in_circle: false, peer: C };
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, true).seed(seed).build(shape(3)).unwrap().run_machines(async |machine: Machine| {
+            match machine.rank() {
+                A => {
+                    // Until it has landed.
+                    pause(&machine, Nanos(DEADLINE.0 / 2)).await;
+                    let mut ep = Engine::new(machine).unwrap();
+                    let (x, _) = batch(&mut ep);
+                    let error = ep.low_latency_dispatch(&x, &low_routing(3)).await.err()?;
+                    Some(error.failure()?.fault)
+                }
+                B => {
+                    let opening = Opening { role: Role::new(Duty::Watch), op: 1, generation: 1, deadline: DEADLINE };
+                    let mut port = machine.port(opening);
+                    for (kind, counter, value) in
+                        [(LaneKind::Watch, Counter::Alarm, verdict.encode()), (LaneKind::LowRows, Counter::Odd, MASKED)]
+                    {
+                        port.publish(LaneId { peer: A, kind }, Cell::new(B, kind, counter), value).await.unwrap();
+                    }
+                    None
+                }
+                _ => None,
+            }
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let told = Fault::Aborted { reporter: B, culprit: C };
+        assert_eq!(run.finished(), [Some(told), None, None], "seed {seed}");
+    }
+}
+
+/// Rank 1 begins to wait for rank 2, which has lost its rows, when rank 0 has waited for rank 1 for most of its time: before
+/// rank 0 says so, or behind that and shortly before it gives up.
 #[test]
 fn who_is_asked_in_low_latency_answers_however_short_it_has_waited() {
     let lost = Incident::LoseLane { from: C, to: B, kind: Some(LaneKind::LowRows), after: 0 };
-    for seed in 0..SEEDS {
+    for (seed, tenths) in (0..SEEDS).flat_map(|seed| [(seed, 7), (seed, 9)]) {
         let run = cluster(1, 3, true).incident(lost).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
             let (x, _) = batch(&mut ep);
             let routing = low_routing(3);
@@ -175,15 +266,15 @@ fn who_is_asked_in_low_latency_answers_however_short_it_has_waited() {
                     ep.low_latency_dispatch(&x, &routing).await.map(drop)
                 }
                 B => {
-                    pause(ep.machine(), Nanos(DEADLINE.0 / 10 * 7)).await;
+                    pause(ep.machine(), Nanos(DEADLINE.0 / 10 * tenths)).await;
                     ep.receive_dispatch(&first).await.map(drop)
                 }
                 _ => Ok(()),
             };
             outcome.err().and_then(|error| error.failure().map(|failure| failure.culprit))
         });
-        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
-        assert_eq!(run.finished(), [Some(C), Some(C), None], "seed {seed}");
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}, {tenths} tenths: {violation}"));
+        assert_eq!(run.finished(), [Some(C), Some(C), None], "seed {seed}, {tenths} tenths");
     }
 }
 
@@ -206,6 +297,40 @@ fn low_latency_ends_well_where_a_rank_goes_that_has_given_all() {
     }
 }
 
+/// Rank 3 has no lanes to rank 0 but those of low latency: in throughput mode it is none of its business when that one is through and goes.
+#[test]
+fn throughput_mode_ends_well_where_a_rank_goes_that_only_low_latency_hears() {
+    let (exit, by) = (Incident::Exit { rank: Rank(3) }, Nanos(DEADLINE.0 / 16));
+    let late = Incident::Delay { from: B, to: A, kind: Some(LaneKind::Data(0)), by, after: 0 };
+    for seed in 0..SEEDS {
+        let cluster = cluster(2, 2, true).incident(exit).incident(late).seed(seed).build(shape(4)).unwrap();
+        let run = cluster.run(async |mut ep| {
+            let (x, routing) = batch(&mut ep);
+            ep.dispatch(&x, &routing).await.map(drop)
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert_eq!(run.finished(), [const { Ok(()) }; 4], "seed {seed}");
+    }
+}
+
+/// The others pull rows from its memory: whoever goes has waited until they have.
+#[test]
+fn a_rank_goes_when_its_outbox_is_empty() {
+    let topology = Topology::new(1, 3).unwrap();
+    let settings = Settings::builder(&shape(3), &topology).placement(Placement::Pulled).deadline(DEADLINE);
+    let cluster = Cluster::builder(topology).settings(settings.build().unwrap()).deadlines(true);
+    for seed in 0..SEEDS {
+        let exit = Incident::Exit { rank: A };
+        let run = cluster.clone().incident(exit).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep);
+            let got = ep.dispatch(&x, &routing).await?;
+            ep.bytes(&got.x).map(|bytes| bytes.iter().all(|&byte| byte == 1))
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert_eq!(run.finished(), [const { Ok(true) }; 3], "seed {seed}");
+    }
+}
+
 /// It may wait for a bank to send to, and for rows of either bank: each wait ends at once.
 #[test]
 fn a_masked_rank_is_told_wherever_it_may_wait() {
@@ -222,6 +347,30 @@ fn a_masked_rank_is_told_wherever_it_may_wait() {
             published(&run.records, counter).into_iter().filter(|(.., value)| *value == MASKED).collect();
         assert_eq!(told, [(A, C, MASKED)], "{counter:?}");
     }
+}
+
+/// Rank 0 goes when its turn has come to say whom it gives up, which is rank 3: then the turn of rank 1 is the next, and rank 2 hears it.
+#[test]
+fn who_goes_in_its_turn_to_speak_is_passed_over() {
+    let mut spoke = [0; 3];
+    for (seed, after) in (0..SEEDS).flat_map(|seed| (0..40).map(move |after| (seed, after))) {
+        let crash = Incident::Crash { rank: A, after, noticed: true };
+        let run = cluster(1, 4, false).incident(crash).seed(seed).build(shape(4)).unwrap().run(async |mut ep| {
+            if ep.rank() == Rank(3) {
+                return None;
+            }
+            let (x, routing) = batch(&mut ep);
+            let failure = *ep.dispatch(&x, &routing).await.err()?.failure()?;
+            matches!(failure.fault, Fault::Timeout { .. }).then_some((failure.culprit, failure.reporter))
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}, after {after}: {violation}"));
+        let mut told = run.outcomes.into_iter().map(|outcome| outcome.finished().flatten());
+        if let (None, Some(one), Some(other)) = (told.next().flatten(), told.next().flatten(), told.next().flatten()) {
+            assert_eq!((one.0, other.0), (Rank(3), Rank(3)), "seed {seed}, after {after}");
+            spoke[other.1.index()] += 1;
+        }
+    }
+    assert!(spoke[1] > 0 && spoke[2] * 4 < spoke[1], "{spoke:?}");
 }
 
 /// Whoever gives up first says so, after a recovery as before it, and the others take that over: rank 0 speaks first, and

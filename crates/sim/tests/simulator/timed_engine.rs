@@ -1,6 +1,6 @@
 //! Dispatch and combine in virtual time.
 
-use crate::common::pause;
+use crate::common::{DEADLINE, pause};
 use ep_conformance::drive::{Round, round};
 use ep_conformance::verify;
 use ep_conformance::workload::Workload;
@@ -176,11 +176,11 @@ fn received(shape: &Shape, topology: &Topology) -> u64 {
 fn statistics_say_who_kept_the_others_waiting() {
     const LATE: Rank = Rank(2);
     const PAUSE: Nanos = Nanos(1_000_000);
-    for low_latency in [false, true] {
+    for (low_latency, units) in [(false, false), (true, false), (true, true)] {
         let (topology, shape) = (Topology::new(1, 3).unwrap(), shape(24, 64, 8));
-        let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(low_latency).low_latency_units(units);
         let cluster = Cluster::builder(topology)
-            .settings(settings)
+            .settings(settings.build().unwrap())
             .timed(Model::h200_node())
             .deadlines(true)
             .build(shape)
@@ -192,10 +192,14 @@ fn statistics_say_who_kept_the_others_waiting() {
             if me == LATE {
                 pause(ep.machine(), ep.now() + PAUSE).await;
             }
-            if low_latency {
-                ep.low_latency_dispatch(&x, &LowRouting::new(topk_idx, None)).await.unwrap();
-            } else {
-                ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await.unwrap();
+            // In the second one nobody is late.
+            for _ in 0..2 {
+                if low_latency {
+                    ep.low_latency_dispatch(&x, &LowRouting::new(topk_idx.clone(), None)).await.unwrap();
+                } else {
+                    let routing = Routing::TopK { topk_idx: topk_idx.clone(), topk_weights: None };
+                    ep.dispatch(&x, &routing).await.unwrap();
+                }
             }
             ep.stats().peers.iter().map(|peer| peer.waited).collect::<Vec<_>>()
         });
@@ -205,9 +209,29 @@ fn statistics_say_who_kept_the_others_waiting() {
                 assert_eq!(
                     waited.0 > PAUSE.0 / 2,
                     kept_waiting,
-                    "{me} waited {waited} for {peer}, low latency: {low_latency}"
+                    "{me} waited {waited} for {peer}, low latency: {low_latency}, units: {units}"
                 );
+                assert!(waited.0 < 2 * PAUSE.0, "{me} waited {waited} for {peer}, units: {units}");
             }
         }
     }
+}
+
+/// Ranks that give up at the same time speak in turn, and lower ones first: what the first says the others hear before their own turns.
+#[test]
+fn who_gives_up_first_speaks_for_all() {
+    let (topology, shape, lost) = (Topology::new(1, 4).unwrap(), shape(32, 64, 1), Rank(3));
+    let settings = Settings::builder(&shape, &topology).deadline(DEADLINE).build().unwrap();
+    let cluster = Cluster::builder(topology).settings(settings).timed(Model::h200_node()).deadlines(true);
+    let run = cluster.build(shape).unwrap().run(async |mut ep| {
+        if ep.rank() == lost {
+            return None;
+        }
+        let x = ep.rows(&[], 0).unwrap();
+        let routing = Routing::TopK { topk_idx: Vec::new(), topk_weights: None };
+        let error = ep.dispatch(&x, &routing).await.unwrap_err();
+        error.failure().map(|failure| (failure.culprit, failure.reporter))
+    });
+    let all = Some((lost, Rank(0)));
+    assert_eq!(run.unwrap().finished(), [all, all, all, None]);
 }
