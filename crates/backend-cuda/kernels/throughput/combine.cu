@@ -35,27 +35,26 @@ EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSour
     }
 }
 
-/* Offers, learns the offers and pulls. By the block's reducers. `pulled`, in shared memory: whether all rows can be pulled. */
-EP_DEV void ep_pull(const EpRank& r, const EpCombineArgs& a, const EpSumShape& shape, EpSource* sources, ep_u8* memory, ep_u32* there,
-                    const EpBlockRole& role, ep_u64 began, bool* pulled) {
+/* Offers, learns the offers and pulls, where all rows can be pulled: whether they can. By the block's reducers. */
+EP_DEV bool ep_pull(const EpRank& r, const EpCombineArgs& a, const EpSumShape& shape, EpSource* sources, ep_u8* memory, ep_u32* there,
+                    const EpBlockRole& role, ep_u64 began) {
     const ep_u32 threads = 32 * role.count;
     const ep_u32 offer = (a.offers_weights ? EP_OFFERS_WEIGHTS : 0) | (a.copiers > 0 ? EP_OFFERS_PIECES : 0);
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, offer, threads, began);
     __shared__ EpWalk walk;
     if (threadIdx.x == 0) walk = ep_walk(r, ep_part(shape), gridDim.x * role.count);
     const bool all = ep_all_of(ep_learn_sources(r, a, sources, threads, began), threads);
-    if (threadIdx.x == 0) *pulled = all;
     ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | role.index);
     if (ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS)) ep_be_last(r);
     if (all && !ep_warp_any(ep_failed(r))) {
         ep_sum_rows(r, a, shape, sources, walk, memory, there + role.index * r.w.ranks, role.index, role.count, began);
         if (a.weights) ep_sum_weights(r, a, sources, threads);
     }
+    return all;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * EP_PULL_WARPS, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
                                                                        const __grid_constant__ EpCombineOfferedArgs given) {
-    __shared__ bool pulled;
     if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now();
     const EpCombineRingArgs& ring = given.ring;
@@ -68,10 +67,10 @@ extern "C" __global__ void __launch_bounds__(32 * EP_PULL_WARPS, 1) ep_combine_k
     if (threadIdx.x == 0) desk = ep_desk(r, (ep_u8*)(sources + ranks), 2, 512);
     ep_u32* there = (ep_u32*)((ep_u8*)(sources + ranks) + ep_desk_bytes(r, 2, 512)); /* [pulling, ranks] */
     ep_u8* memory = ep_pool + ep_round_128((ep_u32)((ep_u8*)(there + pulling * ranks) - ep_pool));
-    if (role.duty == EP_DUTY_REDUCER) ep_pull(r, a, given.sums, sources, memory, there, role, began, &pulled);
+    bool pulled = true;
+    if (role.duty == EP_DUTY_REDUCER) pulled = ep_pull(r, a, given.sums, sources, memory, there, role, began);
     else ep_offer_rows(r, a, memory + ep_pull_bytes(given.sums, pulling), role, began);
-    __syncthreads();
-    const bool all = pulled, leaves = a.base == EP_NO_BASE || ring.role_count > ep_blocks();
+    const bool all = !ep_block_any(!pulled), leaves = a.base == EP_NO_BASE || ring.role_count > ep_blocks();
     const bool reduces = role.duty == EP_DUTY_REDUCER && role.index == 0 && ep_block() < ring.role_count;
     if (!all && !leaves && reduces && !ep_warp_any(ep_failed(r)))
         ep_reduce<1>(r, ring, sources, desk, ((const EpRole*)ring.roles)[ep_block()].channel, began);
