@@ -126,8 +126,8 @@ impl Builder {
         self
     }
 
-    /// Whether kernels are compiled for this shape and these settings alone, which takes some seconds the first time, and NVRTC: without it they are
-    /// those for all. Automatic: yes, unless the environment has `EP_CUDA_SPECIALISE=0`.
+    /// Whether kernels are compiled for this shape and topology alone, which takes some seconds the first time, and NVRTC: without it they are those for
+    /// all. Automatic: yes, unless the environment has `EP_CUDA_SPECIALISE=0`.
     pub const fn specialise(mut self, on: bool) -> Self {
         self.specialises = Some(on);
         self

@@ -37,7 +37,7 @@ pub(crate) struct Kernels {
     pub(crate) low_last_words: Option<Kernel>,
     /// In place of `combine`, where there are several nodes.
     pub(crate) offer_none: Option<Kernel>,
-    /// Whether they are those of one layout.
+    /// Whether they are those of one shape.
     pub(crate) is_specialised: bool,
     /// Whether the combine's were compiled for the bulk copy engine.
     pub(crate) copies_in_bulk: bool,
@@ -45,14 +45,14 @@ pub(crate) struct Kernels {
     combine: Vec<(u32, Kernel)>,
 }
 
-/// By GPU, whether they are built for tests, the key of the lanes between nodes, and the layout that they are specialised for.
-type Loaded = HashMap<(usize, bool, Option<String>, Option<KernelWindow>), Arc<Kernels>>;
+/// By GPU, whether they are built for tests, the key of the lanes between nodes, and the shape that they are specialised for.
+type Loaded = HashMap<(usize, bool, Option<String>, Option<Arc<str>>), Arc<Kernels>>;
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 impl Kernels {
     /// The kernels of a GPU, compiled where they must be, and loaded when they are asked for the first time in this process; those for tests where `tests`;
-    /// with `lanes` to other nodes, where there are such. Specialised for a `window`, if it is given and there is a compiler.
+    /// with `lanes` to other nodes, where there are such. Specialised for the shape of a `window`, if it is given and there is a compiler.
     pub(crate) fn of(
         device: &Arc<Device>,
         tests: bool,
@@ -61,15 +61,16 @@ impl Kernels {
     ) -> Result<Arc<Self>, CudaError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        let key = (device.ordinal(), tests, lanes.map(far::key), window.copied());
+        let shape = window.map(build::shape_of);
+        let key = (device.ordinal(), tests, lanes.map(far::key), shape.clone());
         if let Some(kernels) = loaded.get(&key) {
             return Ok(Arc::clone(kernels));
         }
-        let kernels = match window.map(|window| Self::load(device, tests, lanes, Some(window))) {
+        let kernels = match shape.map(|shape| Self::load(device, tests, lanes, Some(&shape))) {
             Some(Ok(kernels)) => kernels,
             failed => {
                 if let Some(Err(problem)) = failed {
-                    tracing::warn!(%problem, "kernels are those for all layouts, and small batches some 7 % slower");
+                    tracing::warn!(%problem, "kernels are those for all shapes, and small batches some 7 % slower");
                 }
                 Self::load(device, tests, lanes, None)?
             }
@@ -83,12 +84,12 @@ impl Kernels {
         device: &Arc<Device>,
         tests: bool,
         lanes: Option<&DeviceSource>,
-        window: Option<&KernelWindow>,
+        shape: Option<&Arc<str>>,
     ) -> Result<Self, CudaError> {
         let (cache, arch) = (Cache::of_user(), device.arch());
         let built = |target: Target| {
             let target = target.for_tests(tests);
-            window.map_or_else(|| target.clone(), |window| target.clone().specialised(window))
+            shape.map_or_else(|| target.clone(), |shape| target.clone().specialised(shape))
         };
         let between = lanes.into_iter().flat_map(|lanes| build::targets_between(&arch, lanes));
         let targets = build::targets(&arch).into_iter().chain(between).map(built);
@@ -131,7 +132,7 @@ impl Kernels {
             low_mask: moving(Source::LowMask, 0)?,
             low_last_words: between(Source::LowLastWords).map(|target| load(target, 0)).transpose()?,
             offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
-            is_specialised: window.is_some(),
+            is_specialised: shape.is_some(),
             copies_in_bulk: build::copies_in_bulk(&arch),
             combine: build::combines(&arch).into_iter().map(wide).collect::<Result<_, _>>()?,
         })

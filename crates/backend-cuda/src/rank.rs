@@ -107,7 +107,7 @@ pub(crate) struct Options {
     pub(crate) priority: i32,
     /// Launches that place the rows of a dispatch by expert, while rows of the one before are copied; none: by the size of the batch.
     pub(crate) launches: Option<u32>,
-    /// Whether kernels are compiled for this layout alone.
+    /// Whether kernels are compiled for this shape alone.
     pub(crate) specialises: bool,
     /// Whether nobody else of the communicator has a stream on this GPU: one that waits would hold up theirs, as the driver has few queues.
     pub(crate) is_alone: bool,

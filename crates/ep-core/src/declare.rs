@@ -22,7 +22,7 @@
 //! assert!(Place::declaration().contains("__builtin_offsetof(EpPlace, reserved) == 12"));
 //!
 //! // For kernels that are compiled for places of one size.
-//! let fixed = Place { address: 0, bytes: 64, reserved: 0 }.fixed();
+//! let fixed = Place { address: 0, bytes: 64, reserved: 0 }.fixed(&["bytes"]);
 //! assert!(fixed.contains("    static constexpr ep_u32 bytes = 64u;\n"));
 //! ```
 
@@ -49,17 +49,17 @@ pub trait CStruct {
         Self::declared(None)
     }
 
-    /// The same for kernels that are compiled for these values alone: whole numbers are constants, under the names of their fields. The fields lie where
-    /// they lay, and `_given` follows their names.
-    fn fixed(&self) -> String
+    /// The same for kernels that are compiled for the values that these `fields` have here: whole numbers are constants, under the names of their fields.
+    /// The fields lie where they lay, and `_given` follows their names.
+    fn fixed(&self, fields: &[&str]) -> String
     where
         Self: Sized,
     {
-        Self::declared(Some(self))
+        Self::declared(Some((self, fields)))
     }
 
     #[doc(hidden)]
-    fn declared(fixed: Option<&Self>) -> String;
+    fn declared(fixed: Option<(&Self, &[&str])>) -> String;
 }
 
 /// Numbers with names, made by [`c_enum!`](crate::c_enum).
@@ -188,13 +188,13 @@ macro_rules! c_struct {
         }
 
         impl $crate::declare::CStruct for $name {
-            fn declared(fixed: Option<&Self>) -> String {
+            fn declared(fixed: Option<(&Self, &[&str])>) -> String {
                 let says = $crate::declare::plain(&[$($says),+]);
                 let fields = [$($crate::declare::Field::new(
                     stringify!($field),
                     std::mem::offset_of!($name, $field),
                     &[$($field_says),+],
-                    fixed.map(|all| &all.$field),
+                    fixed.filter(|(_, fields)| fields.contains(&stringify!($field))).map(|(all, _)| &all.$field),
                 )),+];
                 $crate::declare::structure($c, &says, size_of::<$name>(), &fields)
             }

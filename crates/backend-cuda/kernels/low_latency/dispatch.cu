@@ -6,11 +6,11 @@
  *   memory   memory for units of the windows (ep_layout.h); slots, headers and cells where there are several nodes; shared: one row as it travels;
  *            counts; the rows of a batch
  *   send     share b, of block b, are the rows of tokens b, b + blocks, ...: quantised once, and stored to the place of the token at each of its
- *            ranks with 16 bytes a thread. Whoever has the share that tells finds the rows' order and sends all headers ahead
- *            (ep_low_shares.h)
+ *            ranks with 16 bytes a thread. Whoever has a share that tells finds all rows' order, and sends the headers of its part of the tokens
+ *            ahead; with the last of these shares go the counts (ep_low_shares.h)
  *   receive  rows are packed by expert, or all together, in order of source and token. A block finds the places of its own, waits for them and copies them. One
  *            tells the user how many there are instead. Consumers learn of rows as they come, where the caller says so (ep_low_early.h)
- *   roles    the share that tells, the blocks that move and the one that counts are those of EpLowRoles
+ *   roles    the shares that tell, the blocks that move and the one that counts are those of EpLowRoles
  *   travel   within one node as units, which announce themselves (ep_low_send_units.h, ep_low_receive_units.h); with several nodes in slots, which
  *            cells announce (ep_low_send_cells.h, ep_low_receive_cells.h)
  *   rules    ep_low.h

@@ -5,7 +5,7 @@
 #define EP_LOW_HEADERS_H
 #include "ep_low_banks.h"
 
-/* Tokens that the announcing block counts at a time, in words of 32. */
+/* Tokens that a block which says headers counts at a time, in words of 32. */
 #define EP_LOW_WORDS (EP_LOW_THREADS / 32)
 
 /* Bytes of shared memory that it has for each expert: rows travel as units where all ranks are of one node (ep_low_send_units.h). */
@@ -21,7 +21,7 @@ struct EpLowSender {
     ep_u32* state; /* [ranks] */
     ep_u8* row;    /* as it travels; its payload lies behind room for a header */
     ep_u32 tag;    /* of units of the operation */
-    /* Of the announcing block: */
+    /* Of a block that says headers: */
     ep_u32* rows;   /* [ranks]: rows to each */
     ep_u32* picks;  /* [ranks]: choices of each rank's experts */
     ep_u32* member; /* [ranks, EP_LOW_WORDS]: tokens that go to each rank, as bits */
@@ -46,7 +46,7 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r, ep_u32 tag) {
     return s;
 }
 
-/* Words of the tokens that the announcing block counts from `base` on. */
+/* Words of the tokens that it counts from `base` on. */
 EP_DEV ep_u32 ep_low_words(const EpLowDispatchArgs& a, ep_u32 base) {
     const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS;
     return (left + 31) / 32;
@@ -69,13 +69,14 @@ EP_DEV void ep_low_count_nothing(const EpRank& r, const EpLowDispatchArgs& a, co
 /* Whether the row at hand goes to a rank, which is free. */
 EP_DEV bool ep_low_goes_now(const EpLowSender& s, ep_u32 rank) { return ep_is_somewhere(s.place[rank]) && s.state[rank] == EP_PEER_NOW; }
 
-/* Whether a share says headers ahead of rows, and which tokens' these are of `count`: from one up to the other. */
+/* Whether a share says headers ahead of rows; and how many tokens lie before those whose headers go with it. */
 EP_DEV bool ep_low_tells(const EpLowDispatchArgs& a, ep_u32 share) { return share <= a.roles.tells && share + a.roles.tellers > a.roles.tells; }
 EP_DEV ep_u32 ep_low_told_before(const EpLowDispatchArgs& a, ep_u32 share) {
     const ep_u32 before = (share + a.roles.tellers - 1 - a.roles.tells) * a.roles.told;
     return before < a.tokens ? before : a.tokens;
 }
 
+/* So many ranks or fewer are named by many lanes of a warp at the same time, which would wait for each other. */
 #define EP_LOW_FEW_RANKS 8u
 
 /* Whether the token of a lane's choice k has named the expert by an earlier choice: neighbouring lanes have its choices. By a warp. */
@@ -87,7 +88,7 @@ EP_DEV bool ep_low_names_again(ep_u32 expert, ep_u32 k, ep_u32 topk) {
 }
 
 /* Looks at the choices of `count` tokens from `base` on, a choice a lane: true where one of this lane's is wrong; the least such token
-   goes to `wrong`, where it is given. `keeps`: of the announcing block, which notes where the tokens go and, if `counts`, how often. By all
+   goes to `wrong`, where it is given. `keeps`: of a block that says headers, which notes where the tokens go and, if `counts`, how often. By all
    threads. */
 EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, ep_u32 count, bool keeps,
                            bool counts, ep_u32* wrong) {
@@ -111,7 +112,7 @@ EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         if (!keeps) continue;
         const ep_u32 rank = names ? ep_rank_of_expert(r.w, expert) : EP_FULL;
         const bool goes = names && ep_low_takes_part(rank);
-        /* Few ranks would be named by many lanes at a time: a lane says so for its token. */
+        /* Then one lane says so for its token. */
         if (r.w.ranks <= EP_LOW_FEW_RANKS) {
             EP_SHORT for (ep_u32 few = 0; few < r.w.ranks; ++few) {
                 const ep_u32 votes = __ballot_sync(EP_FULL, goes && rank == few) >> (lane - k);

@@ -34,11 +34,12 @@ pub use shipped::absent_names;
 pub use sources::ALL;
 pub use sources::{Source, headers, targets};
 pub(crate) use sources::{combines, copies_in_bulk, low_combine_ready, targets_between};
-pub(crate) use specialised::specialises;
+pub(crate) use specialised::{shape_of, specialises};
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use ep_core::layout::KernelWindow;
+use ep_core::device::LAYOUT_HEADER;
 use ep_core::transport::DeviceSource;
 
 use crate::error::CudaError;
@@ -54,14 +55,14 @@ pub struct Target {
     pub defines: Vec<String>,
     /// The text by which kernels post to lanes between nodes; none where they know of no other nodes.
     pub far: Option<String>,
-    /// The layout that it is for alone, where it is specialised.
-    pub window: Option<Box<KernelWindow>>,
+    /// The header of the layout for the one shape that it is for, where it is specialised.
+    pub shape: Option<Arc<str>>,
 }
 
 impl Target {
     /// A kernel file for an architecture.
     pub fn new(source: Source, arch: &str) -> Self {
-        Self { source, arch: arch.to_owned(), defines: Vec::new(), far: None, window: None }
+        Self { source, arch: arch.to_owned(), defines: Vec::new(), far: None, shape: None }
     }
 
     /// With a constant more.
@@ -78,14 +79,14 @@ impl Target {
         source.defines.iter().fold(Self { far: Some(source.text.clone()), ..self }, with)
     }
 
-    /// The headers that it is compiled with: all of the kernels', and a transport's text in place of that which says that there is none.
+    /// The headers that it is compiled with: all of the kernels', a transport's text in place of that which says that there is none, and the layout's of its shape.
     pub fn headers(&self) -> Vec<(&'static str, String)> {
-        let mut headers = sources::headers_for(self.window.as_deref());
-        if let Some(text) = &self.far {
-            headers
-                .iter_mut()
-                .filter(|(name, _)| *name == DeviceSource::NAME)
-                .for_each(|(_, kept)| kept.clone_from(text));
+        let mut headers = headers();
+        let others = [(DeviceSource::NAME, self.far.as_deref()), (LAYOUT_HEADER, self.shape.as_deref())];
+        for (name, kept) in &mut headers {
+            if let Some(text) = others.into_iter().find(|(other, _)| other == name).and_then(|(_, text)| text) {
+                text.clone_into(kept);
+            }
         }
         headers
     }

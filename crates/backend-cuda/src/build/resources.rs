@@ -58,7 +58,7 @@ pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static s
     if all.is_empty() { Err("no kernels") } else { Ok(all) }
 }
 
-/// Compiles all kernels for `arch`, those for tests and those of a usual layout too, and returns what each of the others needs; fails where one that moves rows uses
+/// Compiles all kernels for `arch`, those for tests and those of a usual shape too, and returns what each of the others needs; fails where one that moves rows uses
 /// local memory. What a cache has is not compiled again.
 ///
 /// # Errors
@@ -71,9 +71,9 @@ pub fn check(cache: &Cache, arch: &str) -> Result<Vec<(String, Resources)>, Cuda
     let near = products.iter().filter(|target| target.far.is_none());
     let tests: Vec<_> = near.map(|target| target.clone().for_tests(true)).collect();
     side_by_side::each(&tests, |target| code(cache, target))?;
-    let window = specialised::usual();
-    let special = products.iter().map(|target| target.clone().specialised(&window));
-    let special = special.filter(|target| target.window.is_some()).collect::<Vec<_>>();
+    let shape = specialised::usual();
+    let special = products.iter().map(|target| target.clone().specialised(&shape));
+    let special = special.filter(|target| target.shape.is_some()).collect::<Vec<_>>();
     let targets: Vec<_> = products.into_iter().chain(special).collect();
     let needed = side_by_side::each(&targets, |target| needs(target, &code(cache, target)?))?;
     Ok(needed.into_iter().flatten().collect())
@@ -101,7 +101,7 @@ fn needs(target: &Target, cubin: &[u8]) -> Result<Vec<(String, Resources)>, Cuda
         }
         let far = target.far.is_some().then_some("over lanes between nodes");
         let defines = target.defines.iter().map(String::as_str);
-        let special = target.window.is_some().then_some("of one layout");
+        let special = target.shape.is_some().then_some("of one shape");
         let variant: Vec<_> = [kernel.as_str()].into_iter().chain(defines).chain(far).chain(special).collect();
         all.push((variant.join(" "), needs));
     }

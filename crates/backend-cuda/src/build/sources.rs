@@ -1,7 +1,5 @@
 //! The kernel files, and the headers they include.
 
-use ep_core::device;
-use ep_core::layout::KernelWindow;
 use ep_core::transport::DeviceSource;
 
 use super::Target;
@@ -238,14 +236,8 @@ const HEADERS: [(&str, &str); 63] = headers! {
 
 /// The headers, by the names by which they are included. Those that are generated are written anew: they are never stale.
 pub fn headers() -> Vec<(&'static str, String)> {
-    headers_for(None)
-}
-
-/// The same; with the numbers of a layout, for that one alone.
-pub(super) fn headers_for(window: Option<&KernelWindow>) -> Vec<(&'static str, String)> {
-    let contract = window.map_or_else(device::headers, device::headers_for);
     let kept = HEADERS.iter().map(|&(name, text)| (name, text.to_owned()));
-    contract.into_iter().chain([("ep_args.h", args::header())]).chain(kept).collect()
+    ep_core::device::headers().into_iter().chain([("ep_args.h", args::header())]).chain(kept).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
-//! Kernels that are compiled for windows of one layout: its numbers are constants to them. They have a fifth fewer instructions, and divide by nothing
-//! that they are told at run time.
+//! Kernels that are compiled for windows of one shape and topology: what these say is constant to them. They have a fifth fewer instructions, and divide
+//! by nothing that they are told at run time. They serve any size of arena and rings.
 
+use std::sync::Arc;
+
+use ep_core::device::header_of_shape;
 use ep_core::layout::KernelWindow;
 
 use super::{Source, Target};
@@ -13,18 +16,23 @@ pub(crate) fn specialises() -> bool {
     std::env::var_os("EP_CUDA_SPECIALISE").is_none_or(|value| value != "0")
 }
 
+/// The shape of a window, as kernels are specialised for it.
+pub(crate) fn shape_of(window: &KernelWindow) -> Arc<str> {
+    header_of_shape(window).into()
+}
+
 impl Target {
-    /// For windows with these numbers alone, where its kernel gains from that. Its parameters stay what they are.
+    /// For windows of one [shape](shape_of) alone, where its kernel gains from that. Its parameters stay what they are.
     #[must_use]
-    pub fn specialised(self, window: &KernelWindow) -> Self {
+    pub(crate) fn specialised(self, shape: &Arc<str>) -> Self {
         let gains = GAIN.contains(&self.source);
-        Self { window: gains.then(|| Box::new(*window)).or(self.window), ..self }
+        Self { shape: gains.then(|| Arc::clone(shape)).or(self.shape), ..self }
     }
 }
 
-/// The window of a usual layout: 8 ranks, and FP8 rows of 7168 elements for 8 of 256 experts.
+/// A usual shape: 8 ranks, and FP8 rows of 7168 elements for 8 of 256 experts.
 #[cfg(feature = "workshop")]
-pub(super) fn usual() -> KernelWindow {
+pub(super) fn usual() -> Arc<str> {
     use ep_core::quant::Scaling;
     use ep_core::{Element, Layout, Settings, Shape, Topology};
 
@@ -34,7 +42,7 @@ pub(super) fn usual() -> KernelWindow {
     let topology = Topology::new(1, 8).expect("such ranks");
     let settings = Settings::builder(&shape, &topology).low_latency(true).build().expect("such settings");
     let layout = Layout::new(&shape, &topology, &settings).and_then(Layout::with_kernels).expect("room");
-    KernelWindow::from(&layout)
+    shape_of(&KernelWindow::from(&layout))
 }
 
 #[cfg(test)]
@@ -44,26 +52,25 @@ mod tests {
     use super::*;
     use crate::build::cache::Key;
 
-    fn window(ranks: u32) -> KernelWindow {
+    fn shape(ranks: u32, arena: u64) -> Arc<str> {
         let shape = Shape::builder().experts(8).topk(2).hidden(64).build().unwrap();
         let topology = Topology::new(1, ranks).unwrap();
-        let settings = Settings::builder(&shape, &topology).build().unwrap();
-        KernelWindow::from(&Layout::new(&shape, &topology, &settings).unwrap())
+        let settings = Settings::builder(&shape, &topology).arena_bytes(arena).build().unwrap();
+        shape_of(&KernelWindow::from(&Layout::new(&shape, &topology, &settings).unwrap()))
     }
 
     #[test]
-    fn each_layout_has_code_of_its_own_where_that_gains() {
-        let name = |source, ranks: Option<u32>| {
+    fn each_shape_has_code_of_its_own_where_that_gains() {
+        let name = |source, shape: Option<Arc<str>>| {
             let target = Target::new(source, "sm_90a");
-            Key::shipped(&ranks.map_or_else(|| target.clone(), |ranks| target.clone().specialised(&window(ranks))))
-                .name()
-                .to_owned()
+            let target = shape.map_or_else(|| target.clone(), |shape| target.clone().specialised(&shape));
+            Key::shipped(&target).name().to_owned()
         };
-        let names = |source| [None, Some(2), Some(4)].map(|ranks| name(source, ranks));
+        let names = |source| [None, Some(shape(2, 0)), Some(shape(4, 0))].map(|shape| name(source, shape));
         let [all, two, four] = names(Source::LowDispatch);
         assert!(all != two && all != four && two != four);
         assert_eq!(names(Source::Dispatch), [(); 3].map(|()| name(Source::Dispatch, None)));
-        assert_eq!(name(Source::LowDispatch, Some(2)), two);
+        assert_eq!(name(Source::LowDispatch, Some(shape(2, 1 << 20))), two, "whatever its arena");
     }
 
     #[test]
@@ -72,7 +79,9 @@ mod tests {
             target.headers().into_iter().find(|(name, _)| *name == "ep_layout.h").expect("the header").1
         };
         let plain = Target::new(Source::Combine, "sm_90a");
-        let text = layout(&plain.clone().specialised(&window(4)));
+        let text = layout(&plain.clone().specialised(&shape(4, 0)));
+        let constants = text.lines().filter(|line| line.starts_with("    static constexpr ")).count();
+        assert_eq!(constants, KernelWindow::OF_SHAPE.len(), "names of fields");
         assert!(text.contains("    static constexpr ep_u32 ranks = 4u;\n"));
         let offsets = |text: &str| {
             let asserted = text.lines().filter(|line| line.contains("offsetof(EpWindow, ")).map(str::to_owned);

@@ -137,7 +137,7 @@ impl CudaEndpoint {
         }
     }
 
-    /// Whether its kernels were [compiled for its layout alone](crate::Builder::specialise).
+    /// Whether its kernels were [compiled for its shape alone](crate::Builder::specialise).
     pub fn is_specialised(&self) -> bool {
         self.device.kernels.is_specialised
     }

@@ -115,7 +115,7 @@ pub struct Cuda {
     pub deadline: Option<Nanos>,
     /// Whether rows between nodes travel by way of pinned memory, over a network that knows memory of the host alone.
     pub staged: bool,
-    /// Whether kernels are compiled for the case's layout alone.
+    /// Whether kernels are compiled for the case's shape alone.
     pub specialised: bool,
 }
 
@@ -162,7 +162,7 @@ impl Backend for Cuda {
         F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
     {
         run_on(self.cluster(setup)?, setup, async |endpoint| {
-            assert_eq!(endpoint.is_specialised(), self.specialised, "kernels of one layout");
+            assert_eq!(endpoint.is_specialised(), self.specialised, "kernels of one shape");
             user(endpoint).await
         })
     }

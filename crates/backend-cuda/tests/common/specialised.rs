@@ -1,4 +1,4 @@
-//! Cases of the suite whose kernels are compiled for their layout alone: each compiles for seconds, so they are few.
+//! Cases of the suite whose kernels are compiled for their shape alone: each compiles for seconds, so they are few.
 #![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
 
 use ep_conformance::harness;

@@ -11,7 +11,7 @@
 //! | `ep_verbs.h` | this module | names and rules of the verbs by which kernels reach other ranks; a device defines them |
 //! | `ep_far.h` | this module | names and rules of the verbs on lanes between nodes; a transport defines them (`DeviceTransport`) |
 //!
-//! [`headers`] gives all six ([`headers_for`] for one layout), and they lie in the crate's folder `include`. Those that hold structs or numbers are generated, the others are text. They need a C++
+//! [`headers`] gives all six ([`header_of_shape`] for one shape), and they lie in the crate's folder `include`. Those that hold structs or numbers are generated, the others are text. They need a C++
 //! compiler and no system header; `tests/c_header.rs` and `tests/c_protocol.rs` compile them
 //! with g++ and compare them with the Rust code. A backend defines the structs of its own kernels' parameters with
 //! [`c_struct!`](crate::c_struct), too.
@@ -36,23 +36,22 @@ use crate::layout::{KernelWindow, Mismatch, c_header};
 
 /// The headers that kernels include, by name.
 pub fn headers() -> [(&'static str, String); 6] {
-    headers_of(None)
-}
-
-/// The same for kernels that are compiled for windows of one layout, whose numbers are constants to them.
-pub fn headers_for(window: &KernelWindow) -> [(&'static str, String); 6] {
-    headers_of(Some(window))
-}
-
-fn headers_of(window: Option<&KernelWindow>) -> [(&'static str, String); 6] {
     [
-        ("ep_layout.h", c_header(window)),
+        (LAYOUT_HEADER, c_header(None)),
         ("ep_state.h", state_header()),
         ("ep_protocol.h", PROTOCOL.to_owned()),
         ("ep_words.h", WORDS.to_owned()),
         ("ep_verbs.h", VERBS.to_owned()),
         ("ep_far.h", far::header()),
     ]
+}
+
+/// The name of the header that [`header_of_shape`] takes the place of.
+pub const LAYOUT_HEADER: &str = "ep_layout.h";
+
+/// `ep_layout.h` for kernels that are compiled for one shape and topology: [what these say](KernelWindow::OF_SHAPE) of a window is constant to them.
+pub fn header_of_shape(window: &KernelWindow) -> String {
+    c_header(Some(window))
 }
 
 const STATE_PROLOGUE: &str = include_str!("c/state_prologue.h");

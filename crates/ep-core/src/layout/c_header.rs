@@ -17,7 +17,7 @@ use crate::shape::Element;
 use crate::terms::{Counter, Duty, LaneKind, Tag, UNIT_BYTES, UNIT_DATA};
 
 /// The header `ep_layout.h`: constants, structs with checked sizes and offsets, and the address arithmetic of a
-/// [`super::Layout`], for any C++14 compiler, with no system header. With the numbers of a `window` they are those of such layouts alone: C++17.
+/// [`super::Layout`], for any C++14 compiler, with no system header. With a `window`, what its shape says is constant: for layouts of that shape alone, and C++17.
 pub fn c_header(window: Option<&KernelWindow>) -> String {
     let mut out = String::from(PROLOGUE);
     constants(&mut out);
@@ -36,7 +36,7 @@ fn structs(out: &mut String, window: Option<&KernelWindow>) {
         Choice::declaration(),
         UnitRow::declaration(),
         UnitChoice::declaration(),
-        KernelWindow::declared(window),
+        window.map_or_else(KernelWindow::declaration, |window| window.fixed(&KernelWindow::OF_SHAPE)),
         KernelRings::declaration(),
     ]);
 }

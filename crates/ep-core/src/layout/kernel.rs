@@ -8,7 +8,7 @@ use crate::settings::Rings;
 
 c_struct! {
     /// A [`Layout`] for a kernel: `EpWindow` of the C header. Offsets and sizes in bytes unless said otherwise.
-    #[derive(Eq, Hash)]
+    #[derive(Eq)]
     pub struct KernelWindow = "EpWindow" {
         /// Offset of the cells.
         pub cells: u64,
@@ -135,6 +135,44 @@ c_struct! {
         /// Tracks from one rank to one peer.
         pub tracks: u32,
     }
+}
+
+impl KernelWindow {
+    /// The fields that shape, topology and what low latency is set to say, whatever rings and arena are set to.
+    pub const OF_SHAPE: [&str; 32] = [
+        "low_part_slots",
+        "low_unit_part_bytes",
+        "counts_bytes",
+        "note_bytes",
+        "header_bytes",
+        "payload_bytes",
+        "payload_stride",
+        "scales_offset",
+        "scales_bytes",
+        "scales_stride",
+        "wire_bytes",
+        "result_bytes",
+        "result_stride",
+        "result_wire_bytes",
+        "low_row_bytes",
+        "low_result_bytes",
+        "low_result_header_bytes",
+        "nodes",
+        "ranks",
+        "ranks_per_node",
+        "experts",
+        "local_experts",
+        "topk",
+        "hidden",
+        "max_tokens",
+        "low_staging_slots",
+        "low_cells_of_writer",
+        "low_columns",
+        "element",
+        "scale_groups",
+        "pull_depth",
+        "low_staging_bytes",
+    ];
 }
 
 impl From<&Layout> for KernelWindow {
