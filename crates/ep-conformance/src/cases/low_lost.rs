@@ -21,6 +21,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         case("low_latency_a_crashed_rank_is_masked_and_the_others_go_on", INCIDENTS, crash::<B> as fn(&B) -> _),
         case("low_latency_a_masked_rank_is_told_and_rejoins", LOW, rejoin::<B>),
+        case("low_latency_who_is_given_up_by_a_recovery_is_told", LOW, given_up::<B>),
         case("low_latency_a_delay_within_the_deadline_heals", INCIDENTS, delay::<B>),
     ]
 }
@@ -154,6 +155,29 @@ pub(super) fn rejoin_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
         }
         verify::run(&layer.world, &layer.batches, Weighing::AtExperts, &seen)
             .map_err(|error| format!("seed {seed}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Rank 2 waits for two that recover without it: one of them tells it so before its time is up.
+fn given_up<B: Backend>(backend: &B) -> Verdict {
+    for seed in 0..backend.seeds(8) {
+        let layer = layer_of(Scenario { seed, ..scenario(3, 5) }).map_err(text)?;
+        let outcomes = backend.run(&layer.setup, async |mut ep| {
+            if ep.rank() != Rank(2) {
+                ep.recover(&[Rank(2)].into_iter().collect()).await?;
+                return Ok(None);
+            }
+            let (x, routing) = upload(&mut ep, &layer.batches[2], Weighing::AtSource)?;
+            let told = match ep.send_dispatch(&x, &routing).await {
+                Ok(sent) => ep.receive_dispatch(&sent).await.map(drop),
+                Err(error) => Err(error),
+            };
+            Ok(Some(told))
+        })?;
+        let told = finished(outcomes)?.pop().flatten().ok_or("rank 2 has no end")?;
+        let fault = told.as_ref().err().and_then(|error| error.failure()).map(|failure| failure.fault);
+        ensure(matches!(fault, Some(Fault::MaskedBy { .. })), || format!("seed {seed}: {told:?}"))?;
     }
     Ok(())
 }

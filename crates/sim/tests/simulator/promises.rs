@@ -349,6 +349,27 @@ fn a_masked_rank_is_told_wherever_it_may_wait() {
     }
 }
 
+/// Rank 2 waits for two that go on without it: it need not wait until its time is up.
+#[test]
+fn who_is_given_up_by_a_recovery_hears_it_at_once() {
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, true).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, _) = batch(&mut ep);
+            if ep.rank() != C {
+                ep.recover(&[C].into_iter().collect()).await.unwrap();
+                return None;
+            }
+            let began = ep.now();
+            let error = ep.low_latency_dispatch(&x, &low_routing(3)).await.err()?;
+            Some((error.failure()?.fault, ep.now() - began))
+        });
+        let told = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}")).finished().pop().flatten();
+        let (fault, waited) = told.unwrap_or_else(|| panic!("seed {seed}: nobody came to its operation"));
+        assert!(matches!(fault, Fault::MaskedBy { .. }), "seed {seed}: {fault:?}");
+        assert!(waited < Nanos(DEADLINE.0 / 2), "seed {seed}: after {waited}");
+    }
+}
+
 /// Rank 0 goes when its turn has come to say whom it gives up, which is rank 3: then the turn of rank 1 is the next, and rank 2 hears it.
 #[test]
 fn who_goes_in_its_turn_to_speak_is_passed_over() {
