@@ -18,7 +18,7 @@ use ep_core::layout::{Kind, SLOT_ALIGN};
 use ep_core::{Element, Error, Layout, Rank};
 
 use crate::args;
-use crate::build::{self, Source};
+use crate::build::Source;
 use crate::driver::{Device, Scratch};
 pub use graphs::{GraphTimes, Iteration, graphs_table, run_graphs};
 pub use host::{HostTimes, host_table, run_host};
@@ -87,13 +87,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     let devices = devices(plan.ranks)?;
     memory::admit(&devices, &plan.footprint()?)?;
     let node = Node::here(&devices, &layout, false)?;
-    let options = Options {
-        blocks: 1,
-        low_blocks: 1,
-        low_beside_copies: 1,
-        specialises: build::specialises(),
-        ..Options::default()
-    };
+    let options = Options::of_bench(1);
     let ranks = (0..plan.ranks)
         .zip(&devices)
         .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options, None, None))

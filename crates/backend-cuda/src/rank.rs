@@ -9,6 +9,7 @@ mod combine;
 mod counts;
 mod desk;
 mod low;
+mod options;
 mod plan;
 mod pulled;
 mod roles;
@@ -45,6 +46,7 @@ use counts::COUNTS_HEADER;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
 pub(crate) use low::{check_low, layout_of};
+pub(crate) use options::Options;
 pub(crate) use plan::DevicePlan;
 use roles::Roles;
 pub(crate) use tally::Tally;
@@ -92,25 +94,6 @@ impl DispatchShape {
         let bars = (self.movers * self.stages * 8).next_multiple_of(16);
         (bars + ranks * PLACE_BYTES).next_multiple_of(128) + self.movers * self.stages * self.piece
     }
-}
-
-/// How a rank uses its GPU.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Options {
-    /// Blocks of the kernels that move rows.
-    pub(crate) blocks: u32,
-    /// Blocks of the kernels of low latency.
-    pub(crate) low_blocks: u32,
-    /// The same where a driver copies what goes between nodes.
-    pub(crate) low_beside_copies: u32,
-    /// Of the stream.
-    pub(crate) priority: i32,
-    /// Launches that place the rows of a dispatch by expert, while rows of the one before are copied; none: by the size of the batch.
-    pub(crate) launches: Option<u32>,
-    /// Whether kernels are compiled for this shape alone.
-    pub(crate) specialises: bool,
-    /// Whether nobody else of the communicator has a stream on this GPU: one that waits would hold up theirs, as the driver has few queues.
-    pub(crate) is_alone: bool,
 }
 
 /// What a call's kernels have in common.

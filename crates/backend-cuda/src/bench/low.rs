@@ -9,7 +9,6 @@ use ep_core::{Element, Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
 use super::{Bench, Choice, Plan, devices, fill, median, on_threads, route};
 use crate::args::{self, LOW_RECEIVE, LOW_SEND};
-use crate::build;
 use crate::driver::Scratch;
 use crate::memory;
 use crate::node::Node;
@@ -124,13 +123,7 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
             let most = device.multiprocessors() / sharing;
             // More than run at a time, where that is asked for.
             let low_blocks = if plan.blocks == 0 { most } else { plan.blocks };
-            let options = Options {
-                blocks: 1,
-                low_blocks,
-                low_beside_copies: low_blocks,
-                specialises: build::specialises(),
-                ..Options::default()
-            };
+            let options = Options::of_bench(low_blocks);
             RankDevice::new(device, &layout, Rank(rank), &node, options, None, None)
         })
         .collect::<Result<Vec<_>, Error>>()?;

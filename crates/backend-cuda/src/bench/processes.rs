@@ -43,13 +43,7 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
     let window = build::specialises().then(|| KernelWindow::from(&layout));
     Kernels::of(&device, false, None, window.as_ref())?;
     let node = Node::met(&device, &layout, member, WITHIN, false)?;
-    let options = Options {
-        blocks: 1,
-        low_blocks: 1,
-        low_beside_copies: 1,
-        specialises: build::specialises(),
-        ..Options::default()
-    };
+    let options = Options::of_bench(1);
     let rank = RankDevice::new(&device, &layout, me, &node, options, None, None)?;
     drop(node);
     rank.prepare(&[Source::Meet, Source::Ceiling])?;
