@@ -10,6 +10,7 @@ mod flood;
 mod fuzz;
 mod hall;
 mod reactor;
+mod room;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

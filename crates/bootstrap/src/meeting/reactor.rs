@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,8 +11,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::SockRef;
 
-use super::connection::{Connection, Standing};
+use super::connection::Connection;
 use super::hall::{Action, Guest, Hall, Terms};
+use super::room::gives_way;
 use crate::secret::{Secret, random};
 use crate::socket;
 use crate::wire::{Answer, plain};
@@ -196,22 +197,11 @@ impl Reactor {
         self.accept_at = Some(now);
     }
 
-    /// Closes the connection that is farthest from joining, of the source that has most of such, the oldest of those, and tells it
-    /// `why`. False when all are of this job.
+    /// Closes the connection that [`gives_way`], and tells it `why`. False when all are of this job.
     fn makes_room(&mut self, why: Option<&str>) -> bool {
-        let strangers = || {
-            let open = self.open.iter().filter(|(_, open)| open.deadline.is_some());
-            open.map(|(&guest, open)| (guest, open.connection.standing(), open.peer.ip()))
-        };
-        let Some(least) = strangers().map(|(_, standing, _)| standing).min() else { return false };
-        if least == Standing::Proved {
-            return false;
-        }
-        let mut sources: BTreeMap<IpAddr, (usize, Guest)> = BTreeMap::new();
-        for (guest, _, source) in strangers().filter(|&(_, standing, _)| standing == least) {
-            sources.entry(source).or_insert((0, guest)).0 += 1;
-        }
-        let Some((_, guest)) = sources.into_values().max_by_key(|&(count, _)| count) else { return false };
+        let strangers = self.open.iter().filter(|(_, open)| open.deadline.is_some());
+        let strangers = strangers.map(|(&guest, open)| (guest, open.connection.standing(), open.peer.ip()));
+        let Some(guest) = gives_way(strangers) else { return false };
         if let (Some(open), Some(why)) = (self.open.get_mut(&guest), why) {
             // As far as it goes at once.
             let _ = open.stream.write_all(&plain(&Answer::Full { why: why.to_owned() }));
@@ -396,5 +386,106 @@ impl Reactor {
         let stays = |open: &Open| self.hall.owes_verdict() && open.deadline.is_some();
         let leave: Vec<Guest> = self.open.iter().filter(|(_, open)| !stays(open)).map(|(&guest, _)| guest).collect();
         leave.into_iter().for_each(|guest| self.dismiss(guest, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net;
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+    use crate::identity::Identity;
+    use crate::program::Program;
+    use crate::secret::{Session, Side};
+    use crate::wire::{MAGIC, Opening, VERSION};
+
+    const WORLD: usize = 1;
+    /// Connections that have a place before they join.
+    const PLACES: usize = WORLD + STRANGERS;
+    /// For what the system does at once.
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// A meeting place that moves only when told to, at a moment that stays: nobody's time runs out.
+    struct Place {
+        reactor: Reactor,
+        address: SocketAddr,
+        now: Instant,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let terms =
+                Terms { said_by: None, world: WORLD as u32, program: Program::this(), identity: Identity::new() };
+            let (reactor, _) = Reactor::new(listener, terms, None, Arc::default()).unwrap();
+            Self { reactor, address, now: Instant::now() }
+        }
+
+        /// A stranger connects from the address that ends with `last`, and is let in or not.
+        fn connect(&mut self, last: u8) -> net::TcpStream {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
+            socket.connect_timeout(&self.address.into(), SOON).unwrap();
+            let stream = net::TcpStream::from(socket);
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            self.reactor.poll.poll(&mut Events::with_capacity(256), Some(SOON)).unwrap();
+            self.reactor.accept(self.now);
+            stream
+        }
+
+        fn holds(&self, stream: &net::TcpStream) -> bool {
+            let peer = stream.local_addr().unwrap();
+            self.reactor.open.values().any(|open| open.peer == peer)
+        }
+
+        /// The other side of `stream` has proved that it is of this job.
+        fn proves(&mut self, stream: &net::TcpStream) {
+            let mut connection = Connection::new(None, [3; 32]);
+            connection.receive(&plain(&Opening::Hello { magic: MAGIC, version: VERSION, nonce: [1; 32] }));
+            let proof = Session::new(None, [1; 32], [3; 32]).proof(Side::Member, VERSION);
+            connection.receive(&plain(&Opening::Proof { proof }));
+            assert_eq!(connection.next(), Ok(None));
+            let peer = stream.local_addr().unwrap();
+            self.reactor.open.values_mut().find(|open| open.peer == peer).unwrap().connection = connection;
+        }
+    }
+
+    #[test]
+    fn when_all_places_are_taken_the_source_of_most_strangers_gives_one_up() {
+        let mut place = Place::new();
+        let other = place.connect(3);
+        let mut flood: Vec<_> = (1..PLACES).map(|_| place.connect(2)).collect();
+        assert!(flood.iter().chain([&other]).all(|stream| place.holds(stream)), "there is room for all");
+        let late = place.connect(4);
+        assert!(place.holds(&late) && place.holds(&other));
+        assert!(!place.holds(&flood[0]) && flood[1..].iter().all(|stream| place.holds(stream)));
+        // Without a word.
+        assert!(matches!(flood[0].read(&mut [0; 16]), Ok(0)));
+    }
+
+    #[test]
+    fn who_has_proved_itself_keeps_its_place_however_many_come() {
+        let mut place = Place::new();
+        let ranks: Vec<_> = (0..PLACES).map(|_| place.connect(2)).collect();
+        ranks[1..].iter().for_each(|rank| place.proves(rank));
+        let late = place.connect(3);
+        assert!(place.holds(&late) && !place.holds(&ranks[0]), "a stranger gives way");
+        place.proves(&late);
+        let later = place.connect(4);
+        assert!(!place.holds(&later) && place.holds(&late) && ranks[1..].iter().all(|rank| place.holds(rank)));
+    }
+
+    #[test]
+    fn who_gives_way_for_lack_of_descriptors_is_told_so() {
+        let mut place = Place::new();
+        assert!(!place.reactor.makes_room(Some("none")), "nobody is there");
+        let mut stranger = place.connect(2);
+        assert!(place.reactor.makes_room(Some("none")) && !place.holds(&stranger));
+        let mut told = Vec::new();
+        stranger.read_to_end(&mut told).unwrap();
+        assert_eq!(told, plain(&Answer::Full { why: "none".to_owned() }));
     }
 }
