@@ -12,7 +12,7 @@ use ep_rdma::sys::{self, Remote, SendRequest, Sge, Zeroed as _};
 
 use crate::account::Account;
 use crate::settings::Signal;
-use crate::verbs::{QueuePair, Region};
+use crate::verbs::{Queue, QueuePair, Region};
 
 /// Requests posted with one doorbell, at most.
 const BATCH: usize = 16;
@@ -122,13 +122,13 @@ impl fmt::Debug for Requests {
 
 /// One lane.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Lane<Q = QueuePair> {
     pub(crate) id: LaneId,
     /// Its index among the rank's lanes.
     index: usize,
     connection: u32,
     signal: Signal,
-    pub(crate) pair: Option<QueuePair>,
+    pub(crate) pair: Option<Q>,
     pub(crate) broken: Option<LaneCause>,
     /// The peer's window.
     pub(crate) target: Place,
@@ -152,9 +152,9 @@ pub(crate) struct Lane {
 }
 
 // SAFETY: the pointers in its requests lead into its own boxes, and are set again before each use.
-unsafe impl Send for Lane {}
+unsafe impl<Q: Send> Send for Lane<Q> {}
 
-impl Lane {
+impl<Q: Queue> Lane<Q> {
     pub(crate) fn new(id: LaneId, index: usize, signal: Signal, scratch: Scratch) -> Self {
         Self {
             id,
@@ -180,7 +180,7 @@ impl Lane {
     }
 
     /// Begins anew, on a queue pair that is initialised: posts its receives.
-    pub(crate) fn begin(&mut self, pair: QueuePair, connection: u32, scratch: &Region) {
+    pub(crate) fn begin(&mut self, pair: Q, connection: u32, scratch: &Region) {
         self.close(LaneCause::Flushed);
         self.forget(connection);
         self.pair = Some(pair);
@@ -241,7 +241,7 @@ impl Lane {
             self.post();
         }
         let Some(pair) = &self.pair else { return };
-        let inline = if travels_inside(opcode, source, bytes, pair.inline) { sys::SEND_INLINE } else { 0 };
+        let inline = if travels_inside(opcode, source, bytes, pair.inline()) { sys::SEND_INLINE } else { 0 };
         let at = self.account.gathered();
         self.entries[at] = Sge { addr: source.address, length: bytes, lkey: source.key };
         self.requests.0[at] = sys::request(opcode, inline, remote);
@@ -437,6 +437,8 @@ const fn cause(status: u32) -> LaneCause {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use ep_core::Rank;
     use ep_core::port::LaneKind;
 
@@ -458,9 +460,45 @@ mod tests {
         }
     }
 
-    fn lane() -> Lane {
+    /// A queue that takes what it is given, and counts how often it was rung.
+    #[derive(Default)]
+    struct Rung(Cell<u32>);
+
+    impl Queue for Rung {
+        fn inline(&self) -> u32 {
+            0
+        }
+
+        unsafe fn post_send(&self, _: *mut SendRequest) -> Result<(), (*mut SendRequest, i32)> {
+            self.0.set(self.0.get() + 1);
+            Ok(())
+        }
+
+        unsafe fn post_receive(&self, _: &mut sys::ReceiveRequest) -> Result<(), i32> {
+            Ok(())
+        }
+    }
+
+    fn lane() -> Lane<Rung> {
         let id = LaneId { peer: Rank(1), kind: LaneKind::Control };
-        Lane::new(id, 0, Signal::Counting, Scratch { offset: 0, sends: 4, receives: 4 })
+        Lane::new(id, 0, Signal::Counting, Scratch { offset: 0, sends: 2 * BATCH as u32, receives: 4 })
+    }
+
+    /// Its first parts are posted before it is whole: their completion must not tell of it, or its source would be overwritten
+    /// while the last part is read.
+    #[test]
+    fn a_put_that_goes_with_two_doorbells_is_settled_by_the_second() {
+        let mut lane = lane();
+        lane.pair = Some(Rung::default());
+        let rung = |lane: &Lane<Rung>| lane.pair.as_ref().map(|queue| queue.0.get());
+        let ticket = lane.put(Place::default(), BATCH as u64 + 1, 0, 1);
+        assert_eq!(rung(&lane), Some(1), "all parts but the last");
+        lane.account.complete();
+        assert!(!lane.is_settled(ticket), "its last part is not even posted");
+        lane.post();
+        assert!(rung(&lane) == Some(2) && !lane.is_settled(ticket));
+        lane.account.complete();
+        assert!(lane.is_settled(ticket) && lane.is_idle());
     }
 
     /// Where nothing is ordered, writes and records may come in any order.

@@ -7,5 +7,5 @@ mod region;
 
 pub(crate) use completions::Completions;
 pub(crate) use context::Context;
-pub(crate) use pair::{Atomics, Depths, QueuePair};
+pub(crate) use pair::{Atomics, Depths, Queue, QueuePair};
 pub(crate) use region::Region;

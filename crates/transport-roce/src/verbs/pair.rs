@@ -35,8 +35,7 @@ pub(crate) struct QueuePair {
     context: Context,
     _domain: Domain,
     _completions: Completions,
-    /// Bytes that fit inside a request.
-    pub(crate) inline: u32,
+    inline: u32,
 }
 
 // SAFETY: libibverbs allows any thread to use a queue pair.
@@ -112,13 +111,33 @@ impl QueuePair {
             | sys::QP_MAX_QP_RD_ATOMIC;
         self.modify("ibv_modify_qp to RTS", &mut to, mask)
     }
+}
+
+/// What takes a lane's requests: a queue pair, but in tests.
+pub(crate) trait Queue {
+    /// Bytes that fit inside a request.
+    fn inline(&self) -> u32;
 
     /// Posts a chain of requests. The error says from which on none was taken: its address, and why.
     ///
     /// # Safety
     /// The chain's requests and scatter entries are valid for the call, and what the entries name stays registered until the
     /// requests have completed or the queue pair is destroyed. Inline sources are valid for the call.
-    pub(crate) unsafe fn post_send(&self, first: *mut sys::SendRequest) -> Result<(), (*mut sys::SendRequest, i32)> {
+    unsafe fn post_send(&self, first: *mut sys::SendRequest) -> Result<(), (*mut sys::SendRequest, i32)>;
+
+    /// Posts one request to receive.
+    ///
+    /// # Safety
+    /// As for [`post_send`](Self::post_send).
+    unsafe fn post_receive(&self, request: &mut sys::ReceiveRequest) -> Result<(), i32>;
+}
+
+impl Queue for QueuePair {
+    fn inline(&self) -> u32 {
+        self.inline
+    }
+
+    unsafe fn post_send(&self, first: *mut sys::SendRequest) -> Result<(), (*mut sys::SendRequest, i32)> {
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair lives, and so does its device.
         let post = unsafe { (*self.raw.as_ref().context).ops.post_send };
@@ -127,11 +146,7 @@ impl QueuePair {
         if code == 0 { Ok(()) } else { Err((refused, code.abs())) }
     }
 
-    /// Posts one request to receive.
-    ///
-    /// # Safety
-    /// As for [`post_send`](Self::post_send).
-    pub(crate) unsafe fn post_receive(&self, request: &mut sys::ReceiveRequest) -> Result<(), i32> {
+    unsafe fn post_receive(&self, request: &mut sys::ReceiveRequest) -> Result<(), i32> {
         let mut refused = ptr::null_mut();
         // SAFETY: the queue pair lives, and so does its device.
         let post = unsafe { (*self.raw.as_ref().context).ops.post_recv };
