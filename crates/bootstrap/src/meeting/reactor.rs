@@ -19,7 +19,7 @@ use crate::socket;
 use crate::wire::{Answer, plain};
 
 /// How long a connection may take from its first byte to joining.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// How long a connection may take to read its last words, and the meeting place to close.
 const LAST_WORDS: Duration = Duration::from_secs(1);
