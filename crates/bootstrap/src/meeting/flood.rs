@@ -64,7 +64,8 @@ fn flood(address: SocketAddr, last: u8, habit: Habit, stop: &AtomicBool, count: 
     let mut kept: Vec<TcpStream> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         if kept.len() >= KEPT {
-            // Who has said hello gives its oldest up by itself. The others leave that to the meeting place.
+            // Who has said hello gives its oldest up by itself: if all such held on, whoever comes next would give way to them
+            // before it is heard, ranks too, and they would not meet. The others leave it to the meeting place.
             match habit {
                 Habit::Greet => drop(kept.remove(0)),
                 _ => kept.retain_mut(is_open),
