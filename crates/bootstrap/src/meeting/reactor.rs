@@ -11,7 +11,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::SockRef;
 
-use super::connection::Connection;
+use super::connection::{Connection, Standing};
 use super::hall::{Action, Guest, Hall, Terms};
 use super::room::gives_way;
 use crate::secret::{Secret, random};
@@ -20,6 +20,10 @@ use crate::wire::{Answer, plain};
 
 /// How long a connection may take from its first byte to joining.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// For so long a connection counts as one that has said hello: its hello may be on its way. Otherwise strangers that have said theirs would hold all places, and each
+/// newcomer would give way to the next one before it is heard.
+const UNHEARD: Duration = Duration::from_millis(50);
 
 /// How long a connection may take to read its last words, and the meeting place to close.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -50,12 +54,22 @@ struct Open {
     stream: TcpStream,
     peer: SocketAddr,
     connection: Connection,
+    since: Instant,
     /// When it is closed, unless it has joined by then.
     deadline: Option<Instant>,
     /// More may be there to be read.
     readable: bool,
     /// Nothing more will be written.
     shut: bool,
+}
+
+impl Open {
+    fn standing(&self, now: Instant) -> Standing {
+        match self.connection.standing() {
+            Standing::Silent if now < self.since + UNHEARD => Standing::Greeted,
+            standing => standing,
+        }
+    }
 }
 
 /// What serving a connection came to.
@@ -179,7 +193,7 @@ impl Reactor {
                 Err(error) if socket::is_out_of_descriptors(&error) => {
                     let why = error.to_string();
                     self.hall.turned_away(format!("no file descriptors are left at the meeting place: {why}"));
-                    if !self.makes_room(Some(&why)) {
+                    if !self.makes_room(now, Some(&why)) {
                         tracing::warn!(%error, "connections cannot be accepted");
                         self.turn_away(why);
                         self.accept_at = Some(now + ACCEPT_AGAIN);
@@ -198,9 +212,9 @@ impl Reactor {
     }
 
     /// Closes the connection that [`gives_way`], and tells it `why`. False when all are of this job.
-    fn makes_room(&mut self, why: Option<&str>) -> bool {
+    fn makes_room(&mut self, now: Instant, why: Option<&str>) -> bool {
         let strangers = self.open.iter().filter(|(_, open)| open.deadline.is_some());
-        let strangers = strangers.map(|(&guest, open)| (guest, open.connection.standing(), open.peer.ip()));
+        let strangers = strangers.map(|(&guest, open)| (guest, open.standing(now), open.peer.ip()));
         let Some(guest) = gives_way(strangers) else { return false };
         if let (Some(open), Some(why)) = (self.open.get_mut(&guest), why) {
             // As far as it goes at once.
@@ -231,7 +245,7 @@ impl Reactor {
 
     fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now: Instant) -> io::Result<()> {
         let strangers = self.open.values().filter(|open| open.deadline.is_some()).count();
-        if strangers >= self.world + STRANGERS && !self.makes_room(None) {
+        if strangers >= self.world + STRANGERS && !self.makes_room(now, None) {
             tracing::warn!(limit = self.world + STRANGERS, "too many connections that have not joined");
             return Ok(());
         }
@@ -242,7 +256,8 @@ impl Reactor {
         self.poll.registry().register(&mut stream, Token(guest.0), Interest::READABLE | Interest::WRITABLE)?;
         let connection = Connection::new(self.secret.clone(), nonce);
         let deadline = Some(now + HANDSHAKE);
-        self.open.insert(guest, Open { stream, peer, connection, deadline, readable: true, shut: false });
+        let open = Open { stream, peer, connection, since: now, deadline, readable: true, shut: false };
+        self.open.insert(guest, open);
         Ok(())
     }
 
@@ -390,102 +405,4 @@ impl Reactor {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net;
-
-    use socket2::{Domain, Socket, Type};
-
-    use super::*;
-    use crate::identity::Identity;
-    use crate::program::Program;
-    use crate::secret::{Session, Side};
-    use crate::wire::{MAGIC, Opening, VERSION};
-
-    const WORLD: usize = 1;
-    /// Connections that have a place before they join.
-    const PLACES: usize = WORLD + STRANGERS;
-    /// For what the system does at once.
-    const SOON: Duration = Duration::from_secs(20);
-
-    /// A meeting place that moves only when told to, at a moment that stays: nobody's time runs out.
-    struct Place {
-        reactor: Reactor,
-        address: SocketAddr,
-        now: Instant,
-    }
-
-    impl Place {
-        fn new() -> Self {
-            let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = listener.local_addr().unwrap();
-            let terms =
-                Terms { said_by: None, world: WORLD as u32, program: Program::this(), identity: Identity::new() };
-            let (reactor, _) = Reactor::new(listener, terms, None, Arc::default()).unwrap();
-            Self { reactor, address, now: Instant::now() }
-        }
-
-        /// A stranger connects from the address that ends with `last`, and is let in or not.
-        fn connect(&mut self, last: u8) -> net::TcpStream {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
-            socket.connect_timeout(&self.address.into(), SOON).unwrap();
-            let stream = net::TcpStream::from(socket);
-            stream.set_read_timeout(Some(SOON)).unwrap();
-            self.reactor.poll.poll(&mut Events::with_capacity(256), Some(SOON)).unwrap();
-            self.reactor.accept(self.now);
-            stream
-        }
-
-        fn holds(&self, stream: &net::TcpStream) -> bool {
-            let peer = stream.local_addr().unwrap();
-            self.reactor.open.values().any(|open| open.peer == peer)
-        }
-
-        /// The other side of `stream` has proved that it is of this job.
-        fn proves(&mut self, stream: &net::TcpStream) {
-            let mut connection = Connection::new(None, [3; 32]);
-            connection.receive(&plain(&Opening::Hello { magic: MAGIC, version: VERSION, nonce: [1; 32] }));
-            let proof = Session::new(None, [1; 32], [3; 32]).proof(Side::Member, VERSION);
-            connection.receive(&plain(&Opening::Proof { proof }));
-            assert_eq!(connection.next(), Ok(None));
-            let peer = stream.local_addr().unwrap();
-            self.reactor.open.values_mut().find(|open| open.peer == peer).unwrap().connection = connection;
-        }
-    }
-
-    #[test]
-    fn when_all_places_are_taken_the_source_of_most_strangers_gives_one_up() {
-        let mut place = Place::new();
-        let other = place.connect(3);
-        let mut flood: Vec<_> = (1..PLACES).map(|_| place.connect(2)).collect();
-        assert!(flood.iter().chain([&other]).all(|stream| place.holds(stream)), "there is room for all");
-        let late = place.connect(4);
-        assert!(place.holds(&late) && place.holds(&other));
-        assert!(!place.holds(&flood[0]) && flood[1..].iter().all(|stream| place.holds(stream)));
-        // Without a word.
-        assert!(matches!(flood[0].read(&mut [0; 16]), Ok(0)));
-    }
-
-    #[test]
-    fn who_has_proved_itself_keeps_its_place_however_many_come() {
-        let mut place = Place::new();
-        let ranks: Vec<_> = (0..PLACES).map(|_| place.connect(2)).collect();
-        ranks[1..].iter().for_each(|rank| place.proves(rank));
-        let late = place.connect(3);
-        assert!(place.holds(&late) && !place.holds(&ranks[0]), "a stranger gives way");
-        place.proves(&late);
-        let later = place.connect(4);
-        assert!(!place.holds(&later) && place.holds(&late) && ranks[1..].iter().all(|rank| place.holds(rank)));
-    }
-
-    #[test]
-    fn who_gives_way_for_lack_of_descriptors_is_told_so() {
-        let mut place = Place::new();
-        assert!(!place.reactor.makes_room(Some("none")), "nobody is there");
-        let mut stranger = place.connect(2);
-        assert!(place.reactor.makes_room(Some("none")) && !place.holds(&stranger));
-        let mut told = Vec::new();
-        stranger.read_to_end(&mut told).unwrap();
-        assert_eq!(told, plain(&Answer::Full { why: "none".to_owned() }));
-    }
-}
+mod tests;
