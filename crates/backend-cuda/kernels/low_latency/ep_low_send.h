@@ -54,7 +54,7 @@ EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a,
 }
 
 /* Whether a block looks at the choices while the launch waits for what it begins with: where nothing may be put before, one turn is enough, or the block
-   has no row to make. The block with the share that tells looks when it counts what is sent, the others while their first row is under way. */
+   has no row to make. A block with a share that tells looks when it counts what is sent, the others while their first row is under way. */
 EP_DEV bool ep_low_looks_soon(const EpRank& r, const EpLowDispatchArgs& a) {
     return !ep_low_tells(a, blockIdx.x) && (EP_LOW_LOOKS_FIRST || a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
 }
@@ -155,7 +155,7 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
 #define EP_SHARE_MORE 2
 #define EP_SHARE_ALL 3
 
-/* Puts the rows of a share's tokens to the ranks that are free, and with the share that tells what is said ahead of them. The first row is made before
+/* Puts the rows of a share's tokens to the ranks that are free, and with a share that tells what is said ahead of them. The first row is made before
    any rank is waited for. `first`: the first time, when that row has been loaded, and choices are looked at unless they were. By all
    threads. */
 EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
@@ -190,7 +190,7 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     }
 }
 
-/* Sends a share of a dispatch: of tokens, and with one of them the headers. */
+/* Sends a share of a dispatch: rows, and with one that tells headers. */
 EP_DEV int ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
                              bool looked, const EpLowAhead& ahead, ep_u64 early, ep_u64 began) {
     const bool tells = ep_low_tells(a, share);

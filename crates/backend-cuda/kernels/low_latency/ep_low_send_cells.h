@@ -62,7 +62,7 @@ EP_DEV EpUnit ep_low_make_header_part(const EpRank& r, const EpLowDispatchArgs& 
 }
 
 /* Finds the rows' order at each rank and puts their headers, and behind them the arrival, to the ranks that are free. `first`: the first
-   time; choices are looked at and counted then, too. By all threads of the announcing block; true where choices are wrong: then
+   time; choices are looked at and counted then, too. By all threads of the block with the only share that tells; true where choices are wrong: then
    nothing is announced. */
 EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32, ep_u64 op, bool first) {
     const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)r.w.header_bytes / 16;

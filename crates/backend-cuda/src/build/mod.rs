@@ -79,7 +79,8 @@ impl Target {
         source.defines.iter().fold(Self { far: Some(source.text.clone()), ..self }, with)
     }
 
-    /// The headers that it is compiled with: all of the kernels', a transport's text in place of that which says that there is none, and the layout's of its shape.
+    /// The headers that it is compiled with: all of the kernels'; a transport's text in place of that which says that there is none, and the layout's of its
+    /// shape.
     pub fn headers(&self) -> Vec<(&'static str, String)> {
         let mut headers = headers();
         let others = [(DeviceSource::NAME, self.far.as_deref()), (LAYOUT_HEADER, self.shape.as_deref())];

@@ -58,8 +58,8 @@ pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static s
     if all.is_empty() { Err("no kernels") } else { Ok(all) }
 }
 
-/// Compiles all kernels for `arch`, those for tests and those of a usual shape too, and returns what each of the others needs; fails where one that moves rows uses
-/// local memory. What a cache has is not compiled again.
+/// Compiles all kernels for `arch`, those for tests and those of a usual shape too, and returns what each but those for tests needs; fails where one that
+/// moves rows uses local memory. What a cache has is not compiled again.
 ///
 /// # Errors
 /// As [`code`], and [`CudaError::Compile`] for local memory.

@@ -11,9 +11,19 @@ use super::{Source, Target};
 /// Kernels that gain, as was measured. Others are bound by what they move.
 const GAIN: [Source; 5] = [Source::Positions, Source::Counts, Source::Combine, Source::LowDispatch, Source::LowCombine];
 
-/// Whether kernels are specialised where nobody says: `EP_CUDA_SPECIALISE=0` says that they are not.
+/// In the environment: 0 where kernels are not specialised though nobody says so otherwise.
+const VARIABLE: &str = "EP_CUDA_SPECIALISE";
+
+/// Whether kernels are specialised where nobody says.
 pub(crate) fn specialises() -> bool {
-    std::env::var_os("EP_CUDA_SPECIALISE").is_none_or(|value| value != "0")
+    says(&std::env::var(VARIABLE).unwrap_or_default())
+}
+
+fn says(value: &str) -> bool {
+    if !matches!(value, "" | "0" | "1") {
+        tracing::warn!("{VARIABLE} is {value}, allowed: 0 and 1; it is taken for 1");
+    }
+    value != "0"
 }
 
 /// The shape of a window, as kernels are specialised for it.
@@ -25,8 +35,7 @@ impl Target {
     /// For windows of one [shape](shape_of) alone, where its kernel gains from that. Its parameters stay what they are.
     #[must_use]
     pub(crate) fn specialised(self, shape: &Arc<str>) -> Self {
-        let gains = GAIN.contains(&self.source);
-        Self { shape: gains.then(|| Arc::clone(shape)).or(self.shape), ..self }
+        Self { shape: GAIN.contains(&self.source).then(|| Arc::clone(shape)), ..self }
     }
 }
 
@@ -52,10 +61,15 @@ mod tests {
     use super::*;
     use crate::build::cache::Key;
 
-    fn shape(ranks: u32, arena: u64) -> Arc<str> {
+    #[test]
+    fn only_a_zero_says_that_they_are_not() {
+        assert_eq!(["", "1", "0", "no"].map(says), [true, true, false, true]);
+    }
+
+    fn shape(ranks: u32, arena: u64, slots: u32) -> Arc<str> {
         let shape = Shape::builder().experts(8).topk(2).hidden(64).build().unwrap();
         let topology = Topology::new(1, ranks).unwrap();
-        let settings = Settings::builder(&shape, &topology).arena_bytes(arena).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).arena_bytes(arena).slots(slots).build().unwrap();
         shape_of(&KernelWindow::from(&Layout::new(&shape, &topology, &settings).unwrap()))
     }
 
@@ -66,11 +80,11 @@ mod tests {
             let target = shape.map_or_else(|| target.clone(), |shape| target.clone().specialised(&shape));
             Key::shipped(&target).name().to_owned()
         };
-        let names = |source| [None, Some(shape(2, 0)), Some(shape(4, 0))].map(|shape| name(source, shape));
+        let names = |source| [None, Some(shape(2, 0, 4)), Some(shape(4, 0, 4))].map(|shape| name(source, shape));
         let [all, two, four] = names(Source::LowDispatch);
         assert!(all != two && all != four && two != four);
         assert_eq!(names(Source::Dispatch), [(); 3].map(|()| name(Source::Dispatch, None)));
-        assert_eq!(name(Source::LowDispatch, Some(shape(2, 1 << 20))), two, "whatever its arena");
+        assert_eq!(name(Source::LowDispatch, Some(shape(2, 1 << 20, 8))), two, "whatever its arena and rings");
     }
 
     #[test]
@@ -79,7 +93,7 @@ mod tests {
             target.headers().into_iter().find(|(name, _)| *name == "ep_layout.h").expect("the header").1
         };
         let plain = Target::new(Source::Combine, "sm_90a");
-        let text = layout(&plain.clone().specialised(&shape(4, 0)));
+        let text = layout(&plain.clone().specialised(&shape(4, 0, 4)));
         let constants = text.lines().filter(|line| line.starts_with("    static constexpr ")).count();
         assert_eq!(constants, KernelWindow::OF_SHAPE.len(), "names of fields");
         assert!(text.contains("    static constexpr ep_u32 ranks = 4u;\n"));

@@ -164,7 +164,7 @@ impl RankDevice {
         let low = self.low()?;
         let blocks = low.blocks.min(most.unwrap_or(u32::MAX));
         let (counters, window) = (low.counters.address(), self.own_window());
-        // Between nodes headers are counted by whoever says them.
+        // Between nodes one block says all headers: the arrival goes behind them.
         let one_node = self.layout.topology().nodes() == 1;
         let units = if one_node { 1 + self.layout.shape().topk() } else { 0 };
         let roles = low_roles(blocks, LOW_THREADS / 32, args.tokens, units);

@@ -61,7 +61,7 @@ pub fn network(setup: &Setup) -> Loop {
     Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()])
 }
 
-/// Builds what a case asks for, with kernels for tests where `checks` or its incidents need them, and for all layouts: specialised ones take seconds.
+/// Builds what a case asks for, with kernels for tests where `checks` or its incidents need them, and for all shapes: specialised ones take seconds.
 pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) -> Result<Builder, Error> {
     let settings = match deadline {
         Some(deadline) => setup.settings.with_deadline(deadline)?,

@@ -21,8 +21,8 @@ use crate::wire::{Answer, plain};
 /// How long a connection may take from its first byte to joining.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// For so long a connection counts as one that has said hello: its hello may be on its way. Otherwise strangers that have said theirs would hold all places, and each
-/// newcomer would give way to the next one before it is heard.
+/// For so long a connection counts as one that has said hello: its hello may be on its way. Otherwise strangers that have said theirs could hold all places,
+/// and each newcomer would give way to the next one before it is heard.
 const UNHEARD: Duration = Duration::from_millis(50);
 
 /// How long a connection may take to read its last words, and the meeting place to close.
@@ -54,6 +54,7 @@ struct Open {
     stream: TcpStream,
     peer: SocketAddr,
     connection: Connection,
+    /// When it came.
     since: Instant,
     /// When it is closed, unless it has joined by then.
     deadline: Option<Instant>,
@@ -64,6 +65,7 @@ struct Open {
 }
 
 impl Open {
+    /// As far as is known of one that may have had no time to say anything.
     fn standing(&self, now: Instant) -> Standing {
         match self.connection.standing() {
             Standing::Silent if now < self.since + UNHEARD => Standing::Greeted,

@@ -17,7 +17,8 @@ use crate::shape::Element;
 use crate::terms::{Counter, Duty, LaneKind, Tag, UNIT_BYTES, UNIT_DATA};
 
 /// The header `ep_layout.h`: constants, structs with checked sizes and offsets, and the address arithmetic of a
-/// [`super::Layout`], for any C++14 compiler, with no system header. With a `window`, what its shape says is constant: for layouts of that shape alone, and C++17.
+/// [`super::Layout`], for any C++14 compiler, with no system header. With a `window`, [what its shape
+/// says](KernelWindow::OF_SHAPE) is constant: for layouts of that shape alone, and C++17.
 pub fn c_header(window: Option<&KernelWindow>) -> String {
     let mut out = String::from(PROLOGUE);
     constants(&mut out);

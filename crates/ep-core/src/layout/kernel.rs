@@ -138,7 +138,7 @@ c_struct! {
 }
 
 impl KernelWindow {
-    /// The fields that shape, topology and what low latency is set to say, whatever rings and arena are set to.
+    /// The fields that arena and rings have no part in: shape and topology say them, and the settings of low latency.
     pub const OF_SHAPE: [&str; 32] = [
         "low_part_slots",
         "low_unit_part_bytes",
@@ -156,6 +156,7 @@ impl KernelWindow {
         "result_wire_bytes",
         "low_row_bytes",
         "low_result_bytes",
+        "low_staging_bytes",
         "low_result_header_bytes",
         "nodes",
         "ranks",
@@ -171,7 +172,6 @@ impl KernelWindow {
         "element",
         "scale_groups",
         "pull_depth",
-        "low_staging_bytes",
     ];
 }
 

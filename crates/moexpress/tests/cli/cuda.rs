@@ -45,7 +45,7 @@ fn gpus_of_several_nodes_over_the_loop() {
         return eprintln!("NOT RUN: g++ is needed");
     };
     // Kernels that ep-cuda's tests have compiled for the same twin are not compiled again.
-    // Kernels for each layout would take its compiler long.
+    // Kernels of each shape would take its compiler long.
     let environment = [("LD_LIBRARY_PATH", twin.folder().to_str().unwrap()), ("EP_CUDA_SPECIALISE", "0")];
     let layer = "--ranks-per-node 2 --tokens 9 --experts 8 --topk 3 --hidden 64";
     let two = |more: &str| moexpress_with_env(&format!("run --backend cuda --nodes 2 {layer} {more}"), &environment);
