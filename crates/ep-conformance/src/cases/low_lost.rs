@@ -159,7 +159,7 @@ pub(super) fn rejoin_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
     Ok(())
 }
 
-/// Rank 2 waits for two that recover without it: one of them tells it so before its time is up.
+/// Rank 2 waits for two that recover without it, and may find them gone: one of them has told it so.
 fn given_up<B: Backend>(backend: &B) -> Verdict {
     for seed in 0..backend.seeds(8) {
         let layer = layer_of(Scenario { seed, ..scenario(3, 5) }).map_err(text)?;

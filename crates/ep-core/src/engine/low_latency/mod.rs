@@ -428,9 +428,10 @@ impl<M: Machine> LowLatency for Engine<M> {
 mod tests {
     use super::*;
     use crate::error::Phase;
+    use crate::layout::MASKED;
     use crate::machine::loopback::{LoopbackMachine, finish};
     use crate::machine::{Decorated, FaultPlan, Trigger, Trouble, VerbKind};
-    use crate::port::{Duty, LaneId, LaneKind};
+    use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Port as _};
     use crate::shape::Shape;
     use crate::topology::Topology;
 
@@ -445,6 +446,21 @@ mod tests {
         };
         assert_eq!(refused(false), Ok(()));
         assert!(refused(true).unwrap_err().contains("low latency as units"));
+    }
+
+    /// What is put to it fails first, though it has told that it goes on without this rank.
+    #[test]
+    fn who_is_gone_may_have_said_that_it_goes_on_without_this_rank() {
+        let (topology, shape) = (Topology::new(1, 2).unwrap(), Shape::builder().experts(2).topk(1).hidden(16));
+        let shape = shape.max_tokens(4).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(true).build().unwrap();
+        let engine = Engine::new(LoopbackMachine::with(&shape, &topology, &settings)).unwrap();
+        let (call, peer, kind) = (engine.call(1, LowKind::Dispatch), Rank(1), LaneKind::LowDone);
+        let gone = Fault::PeerGone { peer, phase: Phase::Rows };
+        assert_eq!(last_words(&call, gone), gone);
+        let cell = Cell::new(peer, kind, Counter::Received);
+        finish(call.port(Duty::Control).publish(LaneId { peer, kind }, cell, MASKED)).unwrap();
+        assert_eq!(last_words(&call, gone), Fault::MaskedBy { peer });
     }
 
     /// Everything is here: whoever is gone will be missed in the next operation. A lane that stays full is told.

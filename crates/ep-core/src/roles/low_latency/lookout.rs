@@ -9,7 +9,7 @@
 
 use super::Call;
 use crate::error::Fault;
-use crate::layout::Alarm;
+use crate::layout::{Alarm, MASKED};
 use crate::machine::{Machine, Opening};
 use crate::port::{Counter, Duty, Nanos, Need, Port, Role};
 use crate::roles::voice::{Voice, named, word_of};
@@ -76,7 +76,7 @@ pub(crate) async fn lookout<M: Machine>(call: &Call<'_, M>, voice: &mut Voice) -
 }
 
 /// What `fault` is about, when it is that a peer is gone, or goes on without this rank: the verdict about another rank that a peer has
-/// spread, if one has. It may have said why before.
+/// spread, if one has. It may have said why before; and who is gone, that it goes on without this rank.
 pub(crate) fn last_words<M: Machine>(call: &Call<'_, M>, fault: Fault) -> Fault {
     if fault.gone().is_none() && !matches!(fault, Fault::MaskedBy { .. }) {
         return fault;
@@ -85,7 +85,9 @@ pub(crate) fn last_words<M: Machine>(call: &Call<'_, M>, fault: Fault) -> Fault 
     let about_others = |fault: &Fault| fault.peer() != Some(call.me);
     let mut said =
         call.alarms().filter_map(|need| verdict(need.cell.writer, port.peek(need.cell))).filter(about_others);
-    said.next().unwrap_or(fault)
+    let masks = |&peer: &Rank| port.peek(call.bank_need(peer).cell) == MASKED;
+    let masked = || fault.gone().filter(masks).map(|peer| Fault::MaskedBy { peer });
+    said.next().or_else(masked).unwrap_or(fault)
 }
 
 /// What an alarm of `reporter` ends, if it is a verdict.
