@@ -81,6 +81,22 @@ pub async fn round<E: Endpoint>(
     batch: &Batch,
     how: &Round,
 ) -> Result<(Observed, Handle), Error> {
+    let mut seen = Vec::new();
+    let handle = noted_round(ep, world, batch, how, &mut seen).await?;
+    Ok((seen.pop().unwrap_or_default(), handle))
+}
+
+/// [`round`], which notes what this rank saw when the dispatch has ended, and completes it when the combine has.
+///
+/// # Errors
+/// Those of the endpoint.
+pub(crate) async fn noted_round<E: Endpoint>(
+    ep: &mut E,
+    world: &World,
+    batch: &Batch,
+    how: &Round,
+    seen: &mut Vec<Observed>,
+) -> Result<Handle, Error> {
     let (x, routing) = upload(ep, batch)?;
     let options = Dispatch {
         rings: how.rings,
@@ -100,8 +116,15 @@ pub async fn round<E: Endpoint>(
     let weights = how.return_weights.then(|| got.topk_weights.clone());
     let handle = got.handle.clone();
     drop(got);
-    give_back(ep, &y, &handle, weights.as_ref(), how, &mut observed).await?;
-    Ok((observed, handle))
+    give_back(ep, &y, &handle, weights.as_ref(), how, noted(seen, observed)).await?;
+    Ok(handle)
+}
+
+/// The place of what was seen, until it is complete.
+fn noted(seen: &mut Vec<Observed>, observed: Observed) -> &mut Observed {
+    seen.push(observed);
+    let last = seen.len() - 1;
+    &mut seen[last]
 }
 
 /// Dispatches another batch's rows along `handle` and brings back twice what arrived.
@@ -115,6 +138,22 @@ pub async fn cached_round<E: Endpoint>(
     handle: &Handle,
     how: &Round,
 ) -> Result<Observed, Error> {
+    let mut seen = Vec::new();
+    noted_cached_round(ep, world, (batch, handle), how, &mut seen).await?;
+    Ok(seen.pop().unwrap_or_default())
+}
+
+/// [`cached_round`], noted as by [`noted_round`].
+///
+/// # Errors
+/// Those of the endpoint.
+pub(crate) async fn noted_cached_round<E: Endpoint>(
+    ep: &mut E,
+    world: &World,
+    (batch, handle): (&Batch, &Handle),
+    how: &Round,
+    seen: &mut Vec<Observed>,
+) -> Result<(), Error> {
     let bytes = travelling(ep.shape(), &batch.x)?;
     let x = ep.rows(&bytes, batch.tokens)?;
     let got = ep.redispatch_with(&x, handle, how.outbox).await?;
@@ -124,8 +163,7 @@ pub async fn cached_round<E: Endpoint>(
     let y = Arrival::observed(world.shape(), &observed).doubled(world);
     let replayed = got.handle.clone();
     drop(got);
-    give_back(ep, &y, &replayed, None, how, &mut observed).await?;
-    Ok(observed)
+    give_back(ep, &y, &replayed, None, how, noted(seen, observed)).await
 }
 
 async fn give_back<E: Endpoint>(

@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use crate::arrival::Arrival;
 use crate::backend::{Backend, Setup, finished};
-use crate::drive::{Round, bias_rows, cached_round, round, upload};
+use crate::drive::{Round, bias_rows, noted_cached_round, noted_round, upload};
 use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
-use crate::zombie::{Zombie, live, whole, zombies};
+use crate::zombie::{PLAYS, Played, Zombie, live, played, zombies};
 
 /// A communicator, what it carries and how, all drawn at random.
 #[derive(Clone, PartialEq, Debug)]
@@ -139,8 +139,7 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
                     uses,
                     full: None,
                     rounds,
-                    // What a zombie pulls may have been overwritten: it gets wrong rows itself (docs/testing.md).
-                    zombie: zombie.filter(|_| placement != Placement::Pulled && outboxes.is_none()),
+                    zombie,
                 }
             },
         )
@@ -217,9 +216,16 @@ impl Scenario {
         Ok(Setup::new(shape, topology, self.seed)?.settings(settings.build()?))
     }
 
+    /// What ranks bring to a round, the first of each play the number `play * rounds`.
     fn workload(&self, shape: Shape, round: usize) -> Workload {
         let seed = self.seed.wrapping_add(round as u64);
         Workload::new(shape, self.tokens.clone()).kind(self.routing).drop(self.drop).seed(seed)
+    }
+
+    /// The batches of all rounds of a play.
+    fn batches(&self, shape: Shape, play: usize) -> Result<Vec<Vec<Batch>>, Error> {
+        let rounds = self.rounds.len();
+        (play * rounds..(play + 1) * rounds).map(|round| self.workload(shape, round).batches()).collect()
     }
 
     fn round(&self, at: usize, workload: &Workload, rank: Rank) -> Result<Round, Error> {
@@ -262,89 +268,101 @@ impl Scenario {
     /// As [`Scenario::check`].
     pub fn check_in<B: Backend>(&self, backend: &B, setup: &Setup) -> Result<Compared, String> {
         let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
-        let batches: Vec<Vec<Batch>> = (0..self.rounds.len())
-            .map(|at| self.workload(setup.shape, at).batches())
-            .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())?;
+        let plays = if self.zombie.is_some() { PLAYS } else { 1 };
+        let batches = (0..plays).map(|play| self.batches(setup.shape, play)).collect::<Result<Vec<_>, _>>();
+        let batches = batches.map_err(|error| error.to_string())?;
         let Some(zombie) = self.zombie else {
-            let play = async |mut ep| self.play(&mut ep, &world, &batches).await;
-            return backend
-                .run_judged(setup, play, |outcomes| self.compare_all(&world, &batches, &finished(outcomes)?));
+            let play = async |mut ep| {
+                let mut seen = Vec::new();
+                self.play(&mut ep, &world, (0, &batches[0]), &mut seen).await.map(|()| seen)
+            };
+            return backend.run_judged(setup, play, |outcomes| {
+                let seen = finished(outcomes)?;
+                self.compare(&Played::whole(world.clone(), seen), &batches[0])
+            });
         };
-        let play =
-            async |mut ep| live(&mut ep, async |ep: &mut B::Endpoint| self.play(ep, &world, &batches).await).await;
-        backend.run_judged(&zombie.haunt(setup), play, |stories| {
-            let mut compared = Compared::default();
-            for mut play in whole(zombie, setup, stories)? {
-                let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
-                play.seen.iter_mut().for_each(|seen| seen.resize(self.rounds.len(), Observed::default()));
-                compared += self.compare_all(&play.world, &batches, &play.seen)?;
-            }
-            Ok(compared)
-        })
+        let play = async |ep: &mut B::Endpoint, number: usize, seen: &mut Vec<Observed>| {
+            self.play(ep, &world, (number, &batches[number]), seen).await
+        };
+        backend.run_judged(
+            &zombie.haunt(setup),
+            async |mut ep| live(&mut ep, play).await,
+            |stories| {
+                let mut compared = Compared::default();
+                for play in played(zombie, setup, stories)? {
+                    let batches: Vec<_> = batches[play.number].iter().map(|batches| play.batches(batches)).collect();
+                    compared +=
+                        self.compare(&play, &batches).map_err(|error| format!("play {}: {error}", play.number))?;
+                }
+                Ok(compared)
+            },
+        )
     }
 
-    /// Compares all rounds; `seen` is `[ranks][rounds]`.
-    fn compare_all(&self, world: &World, batches: &[Vec<Batch>], seen: &[Vec<Observed>]) -> Result<Compared, String> {
-        let mut compared = Compared::default();
-        let mut fresh = 0;
+    /// Compares all rounds of a play; what ranks saw is `[ranks][rounds]`. Of a play that did not end well, the rounds that a rank came through,
+    /// and of the last one the dispatch at least.
+    fn compare(&self, play: &Played<Vec<Observed>>, batches: &[Vec<Batch>]) -> Result<Compared, String> {
+        let (world, mut compared, mut fresh) = (&play.world, Compared::default(), 0);
         for at in 0..self.rounds.len() {
             if !self.is_cached(at) {
                 fresh = at;
             }
-            let observed: Vec<Observed> = seen.iter().map(|rounds| rounds[at].clone()).collect();
-            compared +=
-                self.compare(world, batches, fresh, at, &observed).map_err(|error| format!("round {at}: {error}"))?;
+            let of_round = |error: &dyn std::fmt::Display| format!("round {at}: {error}");
+            let expected = self.expect(play, batches, fresh, at).map_err(|error| of_round(&error))?;
+            let expected = (0..).map(Rank).zip(expected.arrivals.iter().zip(&expected.combined));
+            for ((rank, (arrival, combined)), seen) in expected.zip(&play.seen) {
+                let Some(observed) = seen.get(at) else {
+                    if play.whole && world.takes_part(rank) {
+                        return Err(of_round(&format_args!("rank {rank} saw nothing of it")));
+                    }
+                    continue;
+                };
+                let of_round = |mismatch| of_round(&mismatch);
+                compared += verify::dispatched_to(world, rank, arrival, observed).map_err(of_round)?;
+                let is_complete = play.whole || at + 1 < seen.len() || !observed.combined_x.is_empty();
+                if is_complete {
+                    compared += verify::combined_by(world, rank, combined, observed).map_err(of_round)?;
+                }
+            }
         }
         Ok(compared)
     }
 
-    /// What one rank does.
+    /// What one rank does in a play, and sees.
     async fn play<E: ep_core::Endpoint>(
         &self,
         ep: &mut E,
         world: &World,
-        batches: &[Vec<Batch>],
-    ) -> Result<Vec<Observed>, Error> {
+        (number, batches): (usize, &[Vec<Batch>]),
+        seen: &mut Vec<Observed>,
+    ) -> Result<(), Error> {
         let _kept = match self.full {
             Some(full) => fill_arena(ep, full).await?,
             None => Vec::new(),
         };
-        let mut seen = Vec::new();
         let mut last = None;
         for (at, batches) in batches.iter().enumerate() {
             let rank = ep.rank();
             let batch = &batches[rank.index()];
-            let how = self.round(at, &self.workload(*world.shape(), at), rank)?;
+            let workload = self.workload(*world.shape(), number * self.rounds.len() + at);
+            let how = self.round(at, &workload, rank)?;
             match last.as_ref().filter(|_| self.is_cached(at)) {
-                Some(handle) => seen.push(cached_round(ep, world, batch, handle, &how).await?),
-                None => {
-                    let (observed, handle) = round(ep, world, batch, &how).await?;
-                    seen.push(observed);
-                    last = Some(handle);
-                }
+                Some(handle) => noted_cached_round(ep, world, (batch, handle), &how, seen).await?,
+                None => last = Some(noted_round(ep, world, batch, &how, seen).await?),
             }
         }
-        Ok(seen)
-    }
-
-    fn compare(
-        &self,
-        world: &World,
-        batches: &[Vec<Batch>],
-        fresh: usize,
-        at: usize,
-        observed: &[Observed],
-    ) -> Result<Compared, String> {
-        let expected = self.expect(world, batches, fresh, at).map_err(|error| error.to_string())?;
-        let mut compared =
-            verify::dispatched(world, &expected.arrivals, observed).map_err(|mismatch| mismatch.to_string())?;
-        compared += verify::combined(world, &expected.combined, observed).map_err(|mismatch| mismatch.to_string())?;
-        Ok(compared)
+        Ok(())
     }
 
     /// The oracle's word on round `at`, which goes along the routing of round `fresh`.
-    fn expect(&self, world: &World, batches: &[Vec<Batch>], fresh: usize, at: usize) -> Result<Expected, Error> {
+    fn expect(
+        &self,
+        play: &Played<Vec<Observed>>,
+        batches: &[Vec<Batch>],
+        fresh: usize,
+        at: usize,
+    ) -> Result<Expected, Error> {
+        let world = &play.world;
         let cached = self.is_cached(at);
         let moved: Vec<Batch> = batches[fresh]
             .iter()
@@ -353,7 +371,7 @@ impl Scenario {
             .collect();
         let mut arrivals = Arrival::expected(world, &moved);
         let turn = &self.rounds[at];
-        let workload = self.workload(*world.shape(), at);
+        let workload = self.workload(*world.shape(), play.number * self.rounds.len() + at);
         let mut y = Vec::new();
         let mut bias = Vec::new();
         for (rank, got) in (0u32..).map(Rank).zip(&arrivals) {

@@ -163,25 +163,39 @@ pub fn run(world: &World, batches: &[Batch], observed: &[Observed]) -> Result<Co
 /// When not as many ranks observed as were expected to: a rank left out would pass unseen.
 pub fn dispatched(world: &World, expected: &[Arrival], observed: &[Observed]) -> Result<Compared, Mismatch> {
     assert_eq!(expected.len(), observed.len(), "one observation for each rank");
-    let topk = world.shape().topk() as usize;
     let mut compared = Compared::default();
     for ((rank, expected), observed) in (0..).map(Rank).zip(expected).zip(observed) {
-        let at = Place { rank };
-        compared.values += match &expected.coded {
-            None => at.rows(world, "recv_x", &observed.recv_x, &expected.received.x)?,
-            Some(_) => {
-                let columns = world.shape().row_bytes() as usize;
-                at.numbers("byte of recv_x", columns, &observed.recv_x, &expected.bytes(world.shape()))?
-            }
-        };
-        let expected = &expected.received;
-        compared.indices += at.numbers("recv_src_rank", 1, &observed.source_rank, &expected.source_rank)?;
-        compared.indices += at.numbers("recv_src_token", 1, &observed.source_token, &expected.source_token)?;
-        compared.indices += at.numbers("recv_topk_idx", topk, &observed.topk_idx, &expected.topk_idx)?;
-        compared.indices += at.numbers("recv_counts", 1, &observed.expert_counts, &expected.expert_counts)?;
-        compared.weights += at.weights("recv_topk_weights", topk, &observed.topk_weights, &expected.topk_weights)?;
-        compared.rows += expected.rows() as u64;
+        compared += dispatched_to(world, rank, expected, observed)?;
     }
+    Ok(compared)
+}
+
+/// Compares what `rank` received.
+///
+/// # Errors
+/// The first [`Mismatch`].
+pub(crate) fn dispatched_to(
+    world: &World,
+    rank: Rank,
+    expected: &Arrival,
+    observed: &Observed,
+) -> Result<Compared, Mismatch> {
+    let (at, topk) = (Place { rank }, world.shape().topk() as usize);
+    let mut compared = Compared::default();
+    compared.values += match &expected.coded {
+        None => at.rows(world, "recv_x", &observed.recv_x, &expected.received.x)?,
+        Some(_) => {
+            let columns = world.shape().row_bytes() as usize;
+            at.numbers("byte of recv_x", columns, &observed.recv_x, &expected.bytes(world.shape()))?
+        }
+    };
+    let expected = &expected.received;
+    compared.indices += at.numbers("recv_src_rank", 1, &observed.source_rank, &expected.source_rank)?;
+    compared.indices += at.numbers("recv_src_token", 1, &observed.source_token, &expected.source_token)?;
+    compared.indices += at.numbers("recv_topk_idx", topk, &observed.topk_idx, &expected.topk_idx)?;
+    compared.indices += at.numbers("recv_counts", 1, &observed.expert_counts, &expected.expert_counts)?;
+    compared.weights += at.weights("recv_topk_weights", topk, &observed.topk_weights, &expected.topk_weights)?;
+    compared.rows += expected.rows() as u64;
     Ok(compared)
 }
 
@@ -194,16 +208,30 @@ pub fn dispatched(world: &World, expected: &[Arrival], observed: &[Observed]) ->
 /// As [`dispatched`].
 pub fn combined(world: &World, expected: &[Combined], observed: &[Observed]) -> Result<Compared, Mismatch> {
     assert_eq!(expected.len(), observed.len(), "one observation for each rank");
-    let topk = world.shape().topk() as usize;
     let mut compared = Compared::default();
     for ((rank, expected), observed) in (0..).map(Rank).zip(expected).zip(observed) {
-        let at = Place { rank };
-        let values = at.rows(world, "combined_x", &observed.combined_x, &expected.x)?;
-        compared.values += values;
-        compared.rows += values / u64::from(world.shape().hidden());
-        compared.weights +=
-            at.weights("combined_topk_weights", topk, &observed.combined_topk_weights, &expected.topk_weights)?;
+        compared += combined_by(world, rank, expected, observed)?;
     }
+    Ok(compared)
+}
+
+/// Compares what `rank` got back.
+///
+/// # Errors
+/// The first [`Mismatch`].
+pub(crate) fn combined_by(
+    world: &World,
+    rank: Rank,
+    expected: &Combined,
+    observed: &Observed,
+) -> Result<Compared, Mismatch> {
+    let (at, topk) = (Place { rank }, world.shape().topk() as usize);
+    let mut compared = Compared::default();
+    let values = at.rows(world, "combined_x", &observed.combined_x, &expected.x)?;
+    compared.values += values;
+    compared.rows += values / u64::from(world.shape().hidden());
+    compared.weights +=
+        at.weights("combined_topk_weights", topk, &observed.combined_topk_weights, &expected.topk_weights)?;
     Ok(compared)
 }
 

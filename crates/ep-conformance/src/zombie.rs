@@ -1,7 +1,7 @@
 //! A rank that is suspended, given up, and goes on: what the others do then must be right, and nobody else may be blamed.
 //!
-//! Every rank plays its scenario, then all come together by `recover`, and play again. So all know in which play the rank was lost:
-//! what every member of a play came through is compared with the oracle.
+//! Every rank plays its scenario, then all come together by `recover`, and play again, with other rows. So all know in which play the rank
+//! was lost. Whatever a call gave to any rank, that one too, in a play that did not end well as well, is compared with the oracle.
 
 use ep_core::incident::Incident;
 use ep_core::reference::World;
@@ -14,7 +14,7 @@ use crate::workload::Batch;
 
 /// Times that a rank comes to recover before it gives up a rank that does not come: the others may still wait for their deadlines.
 const PATIENCE: u32 = 3;
-const PLAYS: usize = 2;
+pub(crate) const PLAYS: usize = 2;
 
 /// A rank that is suspended, and how many verbs it does before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,29 +51,39 @@ impl Zombie {
     }
 }
 
+/// What a rank came through.
+#[derive(Debug, Serialize, Deserialize)]
+struct Play<T> {
+    /// The ranks that took no part in it.
+    without: Vec<u32>,
+    /// What calls that ended well gave.
+    seen: T,
+    ended: Result<(), Error>,
+}
+
 /// What became of a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Story<T> {
-    /// Each play, and the ranks that took no part in it.
-    plays: Vec<(Vec<u32>, Result<T, Error>)>,
+    plays: Vec<Play<T>>,
     /// What failed while it played.
     failures: Vec<Failure>,
     /// Why it could not go on.
     end: Option<Error>,
 }
 
-/// Plays, comes together with the others, and plays again.
-pub(crate) async fn live<E: Endpoint, T: Travels>(
+/// Plays, comes together with the others, and plays again. `play` is told the number of the play, and notes what it saw.
+pub(crate) async fn live<E: Endpoint, T: Travels + Default>(
     ep: &mut E,
-    play: impl AsyncFn(&mut E) -> Result<T, Error>,
+    play: impl AsyncFn(&mut E, usize, &mut T) -> Result<(), Error>,
 ) -> Story<T> {
     let mut story = Story { plays: Vec::new(), failures: Vec::new(), end: None };
-    for _ in 0..PLAYS {
+    for number in 0..PLAYS {
         let without = ep.mask().iter().map(|rank| rank.0).collect();
-        let played = play(ep).await;
-        let failure = played.as_ref().err().and_then(|error| error.failure().copied());
+        let mut seen = T::default();
+        let ended = play(ep, number, &mut seen).await;
+        let failure = ended.as_ref().err().and_then(|error| error.failure().copied());
         story.failures.extend(failure);
-        story.plays.push((without, played));
+        story.plays.push(Play { without, seen, ended });
         if let Err(error) = come_together(ep, failure.map(|failure| failure.culprit)).await {
             story.end = Some(error);
             break;
@@ -99,14 +109,22 @@ async fn come_together<E: Endpoint>(ep: &mut E, culprit: Option<Rank>) -> Result
     Ok(())
 }
 
-/// A play that all came through.
-pub(crate) struct Whole<T> {
+/// A play, as all ranks saw it.
+pub(crate) struct Played<T> {
+    pub(crate) number: usize,
     pub(crate) world: World,
+    /// Whether all who took part came through.
+    pub(crate) whole: bool,
     /// What each rank saw; nothing where it took no part.
     pub(crate) seen: Vec<T>,
 }
 
-impl<T> Whole<T> {
+impl<T> Played<T> {
+    /// The only play of ranks that all came through.
+    pub(crate) const fn whole(world: World, seen: Vec<T>) -> Self {
+        Self { number: 0, world, whole: true, seen }
+    }
+
     /// The batches of those who took part.
     pub(crate) fn batches(&self, all: &[Batch]) -> Vec<Batch> {
         let present = |(rank, batch): (u32, &Batch)| {
@@ -116,14 +134,14 @@ impl<T> Whole<T> {
     }
 }
 
-/// Checks whom the ranks blamed and who was left, and gives the plays to compare: one at least.
-pub(crate) fn whole<T: Default + Clone>(
+/// Checks whom the ranks blamed and who was left, and gives the plays to compare: one at least is whole.
+pub(crate) fn played<T: Default + Clone>(
     zombie: Zombie,
     setup: &Setup,
     stories: Vec<Option<Story<T>>>,
-) -> Result<Vec<Whole<T>>, String> {
+) -> Result<Vec<Played<T>>, String> {
     let lost = zombie.lost(setup);
-    let mut whole: Vec<Whole<T>> = Vec::new();
+    let mut all: Vec<Played<T>> = Vec::new();
     let named = (0..).map(Rank).zip(stories);
     let stories = named.map(|(rank, story)| Ok((rank, story.ok_or_else(|| format!("rank {rank} did not finish"))?)));
     let stories = stories.collect::<Result<Vec<_>, String>>()?;
@@ -136,30 +154,34 @@ pub(crate) fn whole<T: Default + Clone>(
             return Err(format!("rank {rank} could not go on: {error}"));
         }
     }
-    for at in 0..PLAYS {
-        let mut masks = living().map(|(_, story)| &story.plays[at].0);
+    for number in 0..PLAYS {
+        let mut masks = living().map(|(_, story)| &story.plays[number].without);
         let mask = masks.next().ok_or("nobody is left")?;
         if masks.any(|other| other != mask) {
-            return Err(format!("play {at}: the ranks went on without different ranks"));
+            return Err(format!("play {number}: the ranks went on without different ranks"));
         }
         let mask: RankSet = mask.iter().copied().map(Rank).collect();
         if !mask.is_empty() && mask != lost {
-            return Err(format!("play {at} went on without {mask:?}, expected {lost:?}"));
+            return Err(format!("play {number} went on without {mask:?}, expected {lost:?}"));
         }
-        let played = |(rank, story): &(Rank, Story<T>)| match story.plays.get(at) {
-            _ if mask.contains(*rank) => Ok(T::default()),
-            Some((_, played)) => played.clone().map_err(|error| format!("play {at} of rank {rank}: {error}")),
-            None => Err(format!("play {at} of rank {rank} never began")),
-        };
-        match stories.iter().map(played).collect() {
-            Ok(seen) => {
-                let world = World::new(setup.shape, setup.topology, mask).map_err(|error| error.to_string())?;
-                whole.push(Whole { world, seen });
+        let world = World::new(setup.shape, setup.topology, mask.clone()).map_err(|error| error.to_string())?;
+        let mut play = Played { number, world, whole: true, seen: Vec::new() };
+        for (rank, story) in &stories {
+            let took_part = story.plays.get(number).filter(|_| !mask.contains(*rank));
+            play.seen.push(took_part.map(|play| play.seen.clone()).unwrap_or_default());
+            let ended = match took_part {
+                _ if mask.contains(*rank) => Ok(()),
+                Some(play) => play.ended.clone().map_err(|error| format!("play {number} of rank {rank}: {error}")),
+                None => Err(format!("play {number} of rank {rank} never began")),
+            };
+            match ended {
+                Ok(()) => {}
+                // In which it was lost.
+                Err(_) if mask.is_empty() => play.whole = false,
+                Err(error) => return Err(error),
             }
-            // In which it was lost.
-            Err(_) if mask.is_empty() => {}
-            Err(error) => return Err(error),
         }
+        all.push(play);
     }
-    if whole.is_empty() { Err("nobody played to the end".into()) } else { Ok(whole) }
+    if all.iter().any(|play| play.whole) { Ok(all) } else { Err("nobody played to the end".into()) }
 }

@@ -1,7 +1,7 @@
 //! Random low-latency communicators, batches and turns, drawn by proptest so that they shrink.
 
 use ep_core::reference::{Weighing, World};
-use ep_core::{Element, Error, LowLatency, RankSet, Settings, Shape, Topology};
+use ep_core::{Element, Error, LowLatency, Rank, RankSet, Settings, Shape, Topology};
 use proptest::prelude::*;
 
 use super::{Seen, results, upload, verify, weights};
@@ -9,7 +9,7 @@ use crate::backend::{Backend, Setup, finished};
 use crate::scenario::topologies;
 use crate::verify::Compared;
 use crate::workload::{Batch, RoutingKind, Workload};
-use crate::zombie::{Zombie, live, whole, zombies};
+use crate::zombie::{PLAYS, Played, Zombie, live, played, zombies};
 
 /// A communicator, what it carries in low latency and how, all drawn at random.
 #[derive(Clone, PartialEq, Debug)]
@@ -181,40 +181,67 @@ impl Scenario {
     /// As [`Scenario::check`].
     pub fn check_in<B: Backend>(&self, backend: &B, setup: &Setup) -> Result<Compared, String> {
         let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
-        let batches: Vec<Vec<Batch>> = (0..self.turns.len())
-            .map(|at| self.batches(setup.shape, at))
-            .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())?;
+        let plays = if self.zombie.is_some() { PLAYS } else { 1 };
+        let batches = (0..plays).map(|play| self.play_batches(setup.shape, play)).collect::<Result<Vec<_>, _>>();
+        let batches = batches.map_err(|error| error.to_string())?;
         let Some(zombie) = self.zombie else {
-            let play = async |mut ep| self.play(&mut ep, &world, &batches).await;
-            return backend.run_judged(setup, play, |outcomes| self.compare(&world, &batches, &finished(outcomes)?));
+            let play = async |mut ep| {
+                let mut seen = Vec::new();
+                self.play(&mut ep, &world, &batches[0], &mut seen).await.map(|()| seen)
+            };
+            return backend.run_judged(setup, play, |outcomes| {
+                self.compare(&Played::whole(world.clone(), finished(outcomes)?), &batches[0])
+            });
         };
-        let play =
-            async |mut ep| live(&mut ep, async |ep: &mut B::Endpoint| self.play(ep, &world, &batches).await).await;
-        backend.run_judged(&zombie.haunt(setup), play, |stories| {
-            let mut compared = Compared::default();
-            for play in whole(zombie, setup, stories)? {
-                let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
-                compared += self.compare(&play.world, &batches, &play.seen)?;
-            }
-            Ok(compared)
-        })
+        let play = async |ep: &mut B::Endpoint, number: usize, seen: &mut Vec<Seen>| {
+            self.play(ep, &world, &batches[number], seen).await
+        };
+        backend.run_judged(
+            &zombie.haunt(setup),
+            async |mut ep| live(&mut ep, play).await,
+            |stories| {
+                let mut compared = Compared::default();
+                for play in played(zombie, setup, stories)? {
+                    let batches: Vec<_> = batches[play.number].iter().map(|batches| play.batches(batches)).collect();
+                    compared +=
+                        self.compare(&play, &batches).map_err(|error| format!("play {}: {error}", play.number))?;
+                }
+                Ok(compared)
+            },
+        )
     }
 
-    /// Compares all turns; `seen` is `[ranks][turns]`.
-    fn compare(&self, world: &World, batches: &[Vec<Batch>], seen: &[Vec<Seen>]) -> Result<Compared, String> {
+    /// The batches of all turns of a play, other rows in each.
+    fn play_batches(&self, shape: Shape, play: usize) -> Result<Vec<Vec<Batch>>, Error> {
+        let other = Self { seed: self.seed.wrapping_add((play * self.turns.len()) as u64), ..self.clone() };
+        (0..self.turns.len()).map(|at| other.batches(shape, at)).collect()
+    }
+
+    /// Compares all turns of a play; what ranks saw is `[ranks][turns]`. Of a play that did not end well, what the calls that did gave.
+    fn compare(&self, play: &Played<Vec<Seen>>, batches: &[Vec<Batch>]) -> Result<Compared, String> {
         let mut compared = Compared::default();
         for (at, turn) in self.turns.iter().enumerate() {
-            let turn_seen: Vec<Seen> = seen.iter().map(|turns| turns.get(at).cloned().unwrap_or_default()).collect();
-            compared += verify::run(world, &batches[at], turn.weighing(), &turn_seen)
-                .map_err(|mismatch| format!("turn {at}: {mismatch}"))?;
+            let of_turn = |mismatch: &dyn std::fmt::Display| format!("turn {at}: {mismatch}");
+            let seen: Vec<_> = play.seen.iter().map(|turns| turns.get(at)).collect();
+            let missing =
+                (0..).map(Rank).zip(&seen).find(|(rank, seen)| play.world.takes_part(*rank) && seen.is_none());
+            if let Some((rank, _)) = missing.filter(|_| play.whole) {
+                return Err(of_turn(&format_args!("rank {rank} saw nothing of it")));
+            }
+            compared += verify::what_was_seen(&play.world, &batches[at], turn.weighing(), &seen, play.whole)
+                .map_err(|mismatch| of_turn(&mismatch))?;
         }
         Ok(compared)
     }
 
-    /// What one rank does.
-    async fn play<E: LowLatency>(&self, ep: &mut E, world: &World, batches: &[Vec<Batch>]) -> Result<Vec<Seen>, Error> {
-        let mut all = Vec::new();
+    /// What one rank does in a play, and sees.
+    async fn play<E: LowLatency>(
+        &self,
+        ep: &mut E,
+        world: &World,
+        batches: &[Vec<Batch>],
+        all: &mut Vec<Seen>,
+    ) -> Result<(), Error> {
         let mut sent = None;
         for (at, turn) in self.turns.iter().enumerate() {
             let batch = &batches[at][ep.rank().index()];
@@ -226,12 +253,13 @@ impl Scenario {
                 None => dispatch(ep, batch, *turn).await?,
             };
             let got = ep.receive_dispatch(&dispatch).await?;
-            let mut seen = Seen::of_dispatch(ep, &got)?;
-            let y = results(ep, world, &seen)?;
+            let number = all.len();
+            all.push(Seen::of_dispatch(ep, &got)?);
+            let y = results(ep, world, &all[number])?;
             let weights = weights(ep, batch, turn.weighing())?;
             if turn.twice {
                 let back = ep.low_latency_combine(&y, &got.handle, weights.as_ref()).await?;
-                seen.combined_x = ep.bytes(&back.x)?;
+                all[number].combined_x = ep.bytes(&back.x)?;
             }
             let combine = ep.send_combine(&y, &got.handle, weights.as_ref()).await?;
             if let Some(next) = self.turns.get(at + 1).filter(|_| turn.ahead) {
@@ -239,13 +267,12 @@ impl Scenario {
             }
             let back = ep.receive_combine(&combine).await?;
             let back = ep.bytes(&back.x)?;
-            if turn.twice && back != seen.combined_x {
+            if turn.twice && back != all[number].combined_x {
                 return Err(Error::invalid("second combine along a handle", "other bytes", "those of the first"));
             }
-            seen.combined_x = back;
-            all.push(seen);
+            all[number].combined_x = back;
         }
-        Ok(all)
+        Ok(())
     }
 }
 

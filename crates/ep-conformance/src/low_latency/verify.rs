@@ -18,6 +18,18 @@ use crate::workload::Batch;
 /// When there is not one batch and one entry for each rank.
 pub fn run(world: &World, batches: &[Batch], weighing: Weighing, seen: &[Seen]) -> Result<Compared, Mismatch> {
     assert_eq!(seen.len(), batches.len(), "one entry for each rank");
+    let seen: Vec<_> = seen.iter().map(Some).collect();
+    what_was_seen(world, batches, weighing, &seen, true)
+}
+
+/// Compares what ranks saw of a round. Of one that did not end well everywhere, some saw nothing, or have no sums.
+pub(super) fn what_was_seen(
+    world: &World,
+    batches: &[Batch],
+    weighing: Weighing,
+    seen: &[Option<&Seen>],
+    whole: bool,
+) -> Result<Compared, Mismatch> {
     let inputs: Vec<_> = batches.iter().map(Batch::reference).collect();
     let received = reference::low_latency_dispatch(world, &inputs);
     let rows: Vec<Vec<Vec<u8>>> = batches.iter().map(|batch| travelled(world, batch)).collect();
@@ -25,7 +37,7 @@ pub fn run(world: &World, batches: &[Batch], weighing: Weighing, seen: &[Seen]) 
     // `[ranks][local experts]`: what the experts make of what they must have received.
     let mut y: Vec<Vec<Vec<u16>>> = Vec::new();
     for ((rank, expected), seen) in (0..).map(Rank).zip(&received).zip(seen) {
-        if world.takes_part(rank) {
+        if let Some(seen) = seen.filter(|_| world.takes_part(rank)) {
             compared += dispatched(world, rank, expected, &rows, seen)?;
         }
         let bytes = expected.iter().map(|expert| bytes_of_expert(&rows, expert));
@@ -35,7 +47,8 @@ pub fn run(world: &World, batches: &[Batch], weighing: Weighing, seen: &[Seen]) 
     let result = |rank: Rank, local: usize, row: usize| &y[rank.index()][local][row * hidden..(row + 1) * hidden];
     let combined = reference::low_latency_combine(world, &inputs, weighing, result);
     for ((rank, expected), seen) in (0..).map(Rank).zip(&combined).zip(seen) {
-        if world.takes_part(rank) {
+        let is_complete = |seen: &&Seen| world.takes_part(rank) && (whole || !seen.combined_x.is_empty());
+        if let Some(seen) = seen.filter(is_complete) {
             let values = Place { rank }.rows(world, "combined_x", &seen.combined_x, expected)?;
             compared.values += values;
             compared.rows += values / u64::from(world.shape().hidden());

@@ -44,7 +44,7 @@ use crate::layout::{Block, Kind, Layout};
 use crate::machine::Machine;
 use crate::plan::Routed;
 use crate::port::{Nanos, Scope};
-use crate::roles::{Board, Operation, Times, Vigil, last_words, verdict, watch};
+use crate::roles::{Board, Operation, Times, Vigil, given_up, last_words, verdict, watch};
 use crate::settings::{OutboxUse, Rings};
 use crate::topology::{Rank, RankSet, Reach, Topology};
 use links::Links;
@@ -219,6 +219,7 @@ async fn run<M: Machine, T>(
                 Either::Right((fault, _)) => Err(fault),
             }
         };
+        let outcome = outcome.and_then(|value| given_up(operation, vigil).map_or(Ok(value), Err));
         let result = match outcome {
             Ok(value) => {
                 vigil.retract(operation).await;

@@ -3,12 +3,12 @@
 use super::low_latency::Low;
 use super::{Engine, Neighbours};
 use crate::error::{Error, Failure, Fault};
-use crate::layout::LowKind;
+use crate::layout::{Alarm, CELL_BYTES, LowKind, value_in};
 use crate::machine::{Machine, Opening};
 use crate::plant::Plant;
-use crate::port::{Duty, Nanos, Role, Scope};
+use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Port as _, Role, Scope};
 use crate::roles::Vigil;
-use crate::topology::{Rank, RankSet};
+use crate::topology::{Rank, RankSet, Reach};
 
 impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
@@ -36,11 +36,17 @@ impl<M: Machine> Engine<M> {
         for &peer in stay {
             self.machine.reset(Scope::Peer(peer)).await;
         }
+        let lost: Vec<Rank> = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
+        if self.machine.capabilities().get {
+            // Who is given up and alive may be pulling what lies here, and is to know that it may not be what was offered.
+            for &rank in &lost {
+                self.let_know(rank).await;
+            }
+        }
         // Low latency may have left something under way to anybody, from memory that it uses again.
         if self.desk.settings().low_latency() {
             self.machine.reset(Scope::All).await;
             // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
-            let lost: Vec<Rank> = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
             for rank in lost {
                 self.call(self.low.next(), LowKind::Dispatch).mask(rank).await;
             }
@@ -56,6 +62,38 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
+    /// Tells `rank` of this node, which was given up, that it was, in the generation that the others leave; and returns when that lies in its window, or
+    /// cannot come there. What this rank writes afterwards `rank` may pull, but knows not to use: it looks once more when it has pulled.
+    async fn let_know(&mut self, rank: Rank) {
+        let layout = self.machine.layout();
+        if layout.topology().reach(self.desk.me, rank) != Reach::Near {
+            return;
+        }
+        let (op, generation, me) = (self.desk.op, self.desk.generation, self.desk.me);
+        let deadline = self.machine.now() + self.a_moment();
+        let mut port = self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline });
+        self.vigil.warn(me, &[rank], &mut port, op, rank).await;
+        let lane = LaneId { peer: rank, kind: LaneKind::Watch };
+        let at = layout.cell(Cell::new(me, LaneKind::Watch, Counter::Alarm), generation);
+        let landing = layout.pull_slot(layout.near_track(layout.topology().node_of(me), 0), rank, 0).offset;
+        while port.now() < deadline {
+            let Ok(ticket) = port.get(lane, at.span(CELL_BYTES), landing).await else { return };
+            let mut bits = [0; CELL_BYTES as usize];
+            if port.flush(lane, ticket).await.is_err() || port.read(landing, &mut bits).is_err() {
+                return;
+            }
+            let alarm = Alarm::decode(value_in(generation, u64::from_ne_bytes(bits)));
+            if alarm.is_some_and(|alarm| alarm.verdict && alarm.peer == rank) {
+                return;
+            }
+        }
+    }
+
+    /// How long what is told to ranks that may be gone may take.
+    fn a_moment(&self) -> Nanos {
+        Nanos(self.desk.settings().deadline().0 / 32)
+    }
+
     /// Whom this rank blames for a failure of which somebody who waits for it has not heard from it: one of low latency, or any where
     /// low latency reaches more ranks than throughput mode's verdicts do.
     fn blamed(&self) -> Option<Rank> {
@@ -66,7 +104,7 @@ impl<M: Machine> Engine<M> {
     /// Low latency failed here, which nobody else need know; but this rank gives up whom it blames, and who waits for it waits in
     /// vain. (To rejoin gives up nobody: all come to that when they are through with what they do.)
     async fn warn(&mut self, culprit: Rank) {
-        let deadline = self.machine.now() + Nanos(self.desk.settings().deadline().0 / 32);
+        let deadline = self.machine.now() + self.a_moment();
         let (op, generation) = (self.desk.op, self.desk.generation);
         let mut port = self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline });
         self.vigil.warn(self.desk.me, &self.low.peers, &mut port, op, culprit).await;

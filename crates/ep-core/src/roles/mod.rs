@@ -44,4 +44,4 @@ pub(crate) use outbox::{lay, pull};
 pub(crate) use placer::deliver;
 pub(crate) use reducer::{Incoming, Reduction, Sums, reduce};
 pub(crate) use returner::{Returns, give_back};
-pub(crate) use watch::{Vigil, last_words, verdict, watch};
+pub(crate) use watch::{Vigil, given_up, last_words, verdict, watch};

@@ -345,10 +345,11 @@ impl<P: Port> Port for Attended<P> {
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        // Gets are posted to lanes of credit, and nothing else that is flushed.
-        let phase = if matches!(lane.kind, LaneKind::Credit(_)) { Phase::Rows } else { Phase::Credit };
+        // Gets are posted to lanes of credit, and nothing else that is flushed. What they bring is needed, whatever their peer has said.
+        let gets = matches!(lane.kind, LaneKind::Credit(_));
+        let phase = if gets { Phase::Rows } else { Phase::Credit };
         let flushed = self.on_lane(lane, phase, async |port: &mut P| port.flush(lane, upto).await).await;
-        self.unless_done(flushed)
+        if gets { flushed } else { self.unless_done(flushed) }
     }
 
     async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
@@ -392,7 +393,8 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::machine::loopback::{Loopback, finish};
+    use crate::machine::loopback::{Loopback, finish, opening};
+    use crate::machine::{Decorate as _, FaultPlan, Trigger, Trouble, VerbKind};
     use crate::port::Mail;
 
     /// Who waits for a role of its own rank to the end blames whom that one waits for, and not its own rank.
@@ -477,6 +479,24 @@ mod tests {
                 };
                 assert_eq!((phase, blamed), (counter.phase(), *peer));
             }
+        }
+    }
+
+    /// Who has said that it is done may go, and what was told to it need not have come there. What was pulled from it must have come here.
+    #[test]
+    fn a_peer_that_is_done_and_gone_is_forgiven_what_it_was_told_and_not_what_it_gives() {
+        let (board, peer, gone) =
+            (Rc::new(Board::new(4)), Rank(3), Fault::PeerGone { peer: Rank(3), phase: Phase::Rows });
+        for (kind, forgiven) in [(LaneKind::Control, true), (LaneKind::Data(0), true), (LaneKind::Credit(0), false)] {
+            let mut inner = Loopback::new();
+            let (control, done) =
+                (LaneId { peer, kind: LaneKind::Control }, Cell::new(peer, LaneKind::Control, Counter::Done));
+            finish(inner.publish(control, done, 7)).unwrap();
+            let plan = FaultPlan::new().with(Trigger::kind(VerbKind::Flush), 1, Trouble::Fail(gone));
+            let mut port = Attended::new(plan.decorate(inner, Rank(0), &opening()), &board, 7);
+            let flushed = finish(port.flush(LaneId { peer, kind }, Ticket(1)));
+            assert_eq!(flushed, if forgiven { Ok(()) } else { Err(gone) }, "{kind:?}");
+            assert_eq!(plan.struck(), 1);
         }
     }
 }

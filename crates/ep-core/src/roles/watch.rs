@@ -270,6 +270,20 @@ pub(crate) fn last_words<M: Machine>(operation: &Operation<'_, M>, vigil: &mut V
     heard.next().unwrap_or(fault)
 }
 
+/// After the work of an operation: whether a peer has said that it goes on without this rank. What this rank has pulled there may not be what lay
+/// there, then: who recovers says so before it writes anew.
+pub(crate) fn given_up<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Option<Fault> {
+    if !operation.machine.capabilities().get {
+        return None;
+    }
+    let port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
+    let verdict = |need: &Need| Alarm::decode(port.peek(need.cell)).filter(|alarm| alarm.verdict);
+    let mut unheard = vigil.unheard(operation).into_iter();
+    let names_this = |need: &Need| verdict(need).is_some_and(|alarm| alarm.peer == operation.me);
+    let reporter = unheard.find(names_this)?.cell.writer;
+    Some(Fault::Aborted { reporter, culprit: operation.me })
+}
+
 /// Listens until it is this rank's turn to speak: lower ranks first. Returns an earlier speaker's verdict, if any.
 async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Option<(Rank, Rank)> {
     let times = operation.times;
