@@ -12,15 +12,33 @@ pub(crate) use checks::{Ceiling, Consumer, Event, Meet, Posts, Probe, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
 pub use checks::{Plant, RingStep};
 pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
-pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
+pub(crate) use low_latency::{LowCombine, LowDispatch};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
     Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions,
     Slots, Spread, SumShape, Unpack,
 };
 
+use ep_core::Rank;
+use ep_core::c_struct;
 use ep_core::declare::{CEnum, CStruct};
 use ep_core::device::probe::{Ended, Step, StepSaw, Verb};
+
+c_struct! {
+    /// Parameters of kernels that are about one other rank.
+    pub(crate) struct OfPeer = "EpOfPeerArgs" {
+        /// That rank.
+        pub(crate) peer: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}
+
+impl From<Rank> for OfPeer {
+    fn from(peer: Rank) -> Self {
+        Self { peer: peer.0, reserved: 0 }
+    }
+}
 
 /// Warps of a block of the dispatch kernel at most.
 pub(crate) const DISPATCH_WARPS: u32 = 16;
@@ -174,7 +192,7 @@ pub(crate) fn header() -> String {
         CombinePulled::declaration(),
         LowDispatch::declaration(),
         LowCombine::declaration(),
-        LowMask::declaration(),
+        OfPeer::declaration(),
         Event::declaration(),
         Test::declaration(),
         Step::declaration(),

@@ -28,6 +28,7 @@ pub(crate) struct Kernels {
     pub(crate) combine_ring: Kernel,
     pub(crate) dispatch_pulled: Kernel,
     pub(crate) combine_pulled: Kernel,
+    pub(crate) give_up: Kernel,
     pub(crate) low_dispatch: Kernel,
     pub(crate) low_combine: Kernel,
     /// The same for results that are still being made; on one node.
@@ -123,6 +124,7 @@ impl Kernels {
             combine_ring: moving(Source::CombineRing, device.shared_memory())?,
             dispatch_pulled: large(Source::DispatchPulled)?,
             combine_pulled: large(Source::CombinePulled)?,
+            give_up: plain(Source::GiveUp)?,
             low_dispatch: moving(Source::LowDispatch, device.shared_memory())?,
             low_combine: moving(Source::LowCombine, device.shared_memory() / 4)?,
             low_combine_ready: match lanes {

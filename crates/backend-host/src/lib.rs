@@ -70,7 +70,7 @@
 //! | rule | by |
 //! |---|---|
 //! | F1, F2 | a put or get copies exactly its span, and has done so when it returns |
-//! | F3, F9, F10 | a cell is published by a release store and seen by an acquire load; on the publisher's side copies come before it, on the reader's after |
+//! | F3, F9, F10 | a cell is published by a release store and seen by an acquire load; on the publisher's side copies come before it, on the reader's after; fences behind gets and alarms let a rank that was given up see so, if it got what was written anew |
 //! | F4 | 8-byte stores by the cell's one writer; the layout keeps writers on lines of their own |
 //! | F5 | nothing reads a source after its put: a flush returns at once |
 //! | F6 | a wait looks at the clock at every 32nd of its polls or, where ranks are more than cores, at every one |
@@ -85,7 +85,8 @@
 //! Payload is copied between raw pointers, never through references into shared memory; one module has all the unsafe
 //! code and says why it is sound: because whoever posts verbs keeps the rules. The roles do, and the simulator, which
 //! finds every access that nothing orders, is where that is checked. Two copies of a caller's own that touch the same
-//! bytes, with no cell published and seen between them, are a data race here as on any machine.
+//! bytes, with no cell published and seen between them, are a data race here as on any machine. So is what a thread still
+//! gets whose rank was given up: it is told that before anything is written anew, and does not use what it got.
 //!
 //! # Waiting
 //!

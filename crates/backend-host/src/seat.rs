@@ -2,12 +2,12 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::task::Poll;
 use std::time::Instant;
 
 use ep_bootstrap::Peers;
-use ep_core::port::{Cell, LaneId, Offset, Scope, Span, Ticket};
+use ep_core::port::{Cell, Counter, LaneId, Offset, Scope, Span, Ticket};
 use ep_core::topology::Reach;
 use ep_core::transport::Lanes;
 use ep_core::{Fault, Layout, Nanos, Rank, layout};
@@ -152,7 +152,9 @@ impl<L: Lanes> Seat<L> {
     #[inline]
     pub(crate) fn get(&self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
         let peer = self.near("get", lane)?.ok_or(Fault::NotOffered { verb: "get", lane })?;
-        self.transfer(lane, (peer, from), (self.own(), to))
+        let ticket = self.transfer(lane, (peer, from), (self.own(), to));
+        fence(Ordering::Acquire);
+        ticket
     }
 
     fn check_transfer(&self, lane: LaneId, source: Span, sink: Offset) -> Result<(), Fault> {
@@ -199,6 +201,10 @@ impl<L: Lanes> Seat<L> {
         // This rank is the cell's one writer (F4).
         debug_assert!(place.load(Ordering::Relaxed) <= bits, "{cell:?} of rank {} would fall", lane.peer);
         place.store(bits, Ordering::Release);
+        if cell.counter == Counter::Alarm {
+            // What is written after an alarm is seen after it: whom it gives up may be getting that.
+            fence(Ordering::SeqCst);
+        }
         Ok(Posted::Done(()))
     }
 

@@ -7,7 +7,7 @@
 #include "ep_fail.h"
 
 extern "C" __global__ void __launch_bounds__(32) ep_low_last_words_kernel(const __grid_constant__ EpRank r,
-                                                                          const __grid_constant__ EpLowMaskArgs a) {
+                                                                          const __grid_constant__ EpOfPeerArgs a) {
     EpLocal* local = ep_local(r);
     if (threadIdx.x != 0 || local->serial >= EP_MAX_ALARM_SERIAL) return;
     local->serial += 1;

@@ -6,7 +6,7 @@
 #include "ep_low.h"
 
 extern "C" __global__ void __launch_bounds__(32) ep_low_mask_kernel(const __grid_constant__ EpRank r,
-                                                                    const __grid_constant__ EpLowMaskArgs a) {
+                                                                    const __grid_constant__ EpOfPeerArgs a) {
     if (threadIdx.x != 0 || !ep_takes_part(r, a.peer)) return;
     if (ep_is_beyond(r, a.peer) && ep_planted(r, EP_PLANT_LOW_FAR_MASK_UNTOLD)) return;
     ep_fence_sys();

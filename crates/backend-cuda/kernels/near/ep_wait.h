@@ -22,7 +22,7 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
         if (other == r.me || !ep_takes_part(r, other)) continue;
         const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
         /* Of any operation: who fails in the one before delivers nothing in this one. */
-        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm)) {
+        if (ep_alarm_ends(alarm, op, r.me)) {
             status = EP_STATUS_ABORTED;
             peer = other;
             culprit = ep_alarm_peer(alarm);
@@ -66,6 +66,19 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
                              });
     ep_fail(r, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     return true;
+}
+
+/* After the last pull, which is within a node: whether no peer has said that it goes on without this rank. What was pulled from there may not be what lay
+   there, else; so the rank fails. By all threads of a block. */
+EP_DEV bool ep_look_again(const EpRank& r) {
+    for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += ep_threads()) {
+        if (peer == r.me || !ep_takes_part(r, peer)) continue;
+        ep_fence_sys();
+        const ep_u64 alarm = ep_peek(r, peer, EP_LANE_WATCH, EP_COUNTER_ALARM);
+        if (ep_alarm_ends(alarm, ep_op(r), r.me) && ep_alarm_peer(alarm) == r.me)
+            ep_fail(r, EP_STATUS_ABORTED, EP_PHASE_ALARM, peer, r.me, EP_LANE_WATCH, 0, 0, 0, 0);
+    }
+    return !ep_block_any(ep_failed(r));
 }
 
 EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_PULL_WARPS, 1) ep_combine_k
     const bool reduces = role.duty == EP_DUTY_REDUCER && role.index == 0 && ep_block() < ring.role_count;
     if (!all && !leaves && reduces && !ep_warp_any(ep_failed(r)))
         ep_reduce<1>(r, ring, sources, desk, ((const EpRole*)ring.roles)[ep_block()].channel, began);
-    if (!ep_last_block_goes_on(r, EP_MEETING_MOVED)) return;
+    if (!ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)) return;
     if (leaves) {
         const bool gives = a.base == EP_NO_BASE;
         if (threadIdx.x == 0) ep_local(r)->rings = !all ? 1 : gives ? 2 : 0;

@@ -421,7 +421,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
             if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
             ep_block_meet();
         }
-    if (!ep_last_block_goes_on(r, EP_MEETING_MOVED)) return;
+    if (!ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)) return;
     ep_say_done(r);
     ep_count_op(r);
 }

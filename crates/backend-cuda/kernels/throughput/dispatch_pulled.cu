@@ -546,7 +546,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_dispatch_pulled_kernel(EP_GIVEN(EpRank) r, EP
         if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
         ep_block_meet();
     }
-    if (!ep_last_block_goes_on(r, EP_MEETING_MOVED)) return;
+    if (!ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)) return;
     for (ep_u32 source = ep_thread(); source < ranks; source += ep_threads()) {
         ep_u32* arrived = (ep_u32*)a.arrived + source;
         const ep_u32 due = ((const ep_u32*)a.ring.first_of)[source + 1] - ((const ep_u32*)a.ring.first_of)[source];

@@ -147,13 +147,3 @@ c_struct! {
         pub(crate) roles: LowRoles,
     }
 }
-
-c_struct! {
-    /// Parameters of ep_low_mask_kernel and ep_low_last_words_kernel.
-    pub(crate) struct LowMask = "EpLowMaskArgs" {
-        /// The other rank.
-        pub(crate) peer: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
-    }
-}

@@ -10,6 +10,8 @@ mod closed;
 mod cubin;
 #[cfg(test)]
 mod dependent;
+#[cfg(test)]
+mod last_looks;
 mod nvrtc;
 #[cfg(feature = "workshop")]
 mod resources;

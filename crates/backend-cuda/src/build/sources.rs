@@ -40,6 +40,8 @@ pub enum Source {
     DispatchPulled,
     /// Sums of rows in outboxes.
     CombinePulled,
+    /// Telling a rank that it was given up.
+    GiveUp,
     /// Low-latency dispatch.
     LowDispatch,
     /// Low-latency combine.
@@ -63,7 +65,7 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 26] = [
+pub const ALL: [Source; 27] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
@@ -80,6 +82,7 @@ pub const ALL: [Source; 26] = [
     Source::CombineRing,
     Source::DispatchPulled,
     Source::CombinePulled,
+    Source::GiveUp,
     Source::LowDispatch,
     Source::LowCombine,
     Source::LowMask,
@@ -154,6 +157,7 @@ sources! {
     CombineRing: "throughput/combine_ring.cu" "ep_combine_ring_kernel";
     DispatchPulled: "throughput/dispatch_pulled.cu" "ep_dispatch_pulled_kernel";
     CombinePulled: "throughput/combine_pulled.cu" "ep_combine_pulled_kernel";
+    GiveUp: "throughput/give_up.cu" "ep_give_up_kernel";
     LowDispatch: "low_latency/dispatch.cu" "_ZN14ep_low_latency8dispatchE6EpRank17EpLowDispatchArgs";
     LowCombine: "low_latency/combine.cu" "_ZN14ep_low_latency7combineE6EpRank16EpLowCombineArgs";
     LowMask: "low_latency/mask.cu" "ep_low_mask_kernel";

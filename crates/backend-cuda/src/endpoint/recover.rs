@@ -35,13 +35,14 @@ impl CudaEndpoint {
         if !agreement.mask.is_empty() {
             self.device.node.lose();
         }
+        let lost: Vec<Rank> = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
+        // Who is given up and alive may be pulling what lies here, and is to know that it may not be what was offered. (Between nodes nothing is pulled.)
+        if self.topology().nodes() == 1 {
+            lost.iter().try_for_each(|&rank| self.device.give_up(rank))?;
+        }
         if self.settings().low_latency() {
             // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
-            agreement
-                .mask
-                .iter()
-                .filter(|&rank| !self.desk.mask().contains(rank))
-                .try_for_each(|rank| self.device.low_mask(rank))?;
+            lost.iter().try_for_each(|&rank| self.device.low_mask(rank))?;
         }
         self.reconnect(agreement.generation, &agreement.mask).await?;
         self.device.restart(agreement.generation, agreement.op)?;

@@ -206,7 +206,7 @@ impl RankDevice {
     pub(crate) fn low_mask(&self, peer: Rank) -> Result<(), CudaError> {
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: nothing is named.
-        unsafe { self.launch_low(self.kernels.low_mask, shape, &args::LowMask { peer: peer.0, reserved: 0 }) }?;
+        unsafe { self.launch_low(self.kernels.low_mask, shape, &args::OfPeer::from(peer)) }?;
         self.low()?.windows.write(&self.stream, 8 * peer.index(), &[0; 8])
     }
 
@@ -215,7 +215,7 @@ impl RankDevice {
         let Some(kernel) = self.kernels.low_last_words.filter(|_| self.low.is_some()) else { return Ok(()) };
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: nothing is named.
-        unsafe { self.launch(kernel, shape, Call::none(), &args::LowMask { peer: culprit.0, reserved: 0 }) }
+        unsafe { self.launch(kernel, shape, Call::none(), &args::OfPeer::from(culprit)) }
     }
 
     /// What kernels of low latency have reported.

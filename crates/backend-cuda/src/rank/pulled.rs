@@ -1,5 +1,6 @@
-//! Launches of a dispatch and a combine by way of outboxes.
+//! Launches of a dispatch and a combine by way of outboxes; and what whoever may still be pulling is told.
 
+use ep_core::Rank;
 use ep_core::device::{BlockRole, Task, block_roles};
 use ep_core::layout::KernelRings;
 use ep_core::port::Duty;
@@ -81,6 +82,14 @@ impl DispatchBlock {
 }
 
 impl RankDevice {
+    /// Tells `peer` of this node that this rank goes on without it, before anything is written in the next generation: what it still pulls here may not
+    /// be what was offered.
+    pub(crate) fn give_up(&self, peer: Rank) -> Result<(), CudaError> {
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
+        // SAFETY: nothing is named.
+        unsafe { self.launch(self.kernels.give_up, shape, Call::none(), &args::OfPeer::from(peer)) }
+    }
+
     /// Lays rows in the outbox, and pulls what is for this rank; `ring` without what this fills in: the call's steps.
     ///
     /// # Safety

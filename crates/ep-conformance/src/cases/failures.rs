@@ -4,7 +4,7 @@
 use ep_core::incident::Incident;
 use ep_core::port::LaneKind;
 use ep_core::reference::World;
-use ep_core::{Endpoint, Error, Failure, Nanos, Placement, Rank, RankSet, Settings};
+use ep_core::{Endpoint, Error, Failure, Fault, Nanos, Placement, Rank, RankSet, Settings};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         departure("failure_a_mask_before_any_failure", masked::<B>),
         case("failure_two_recoveries_in_a_row", two_recoveries::<B>),
         case("failure_an_excluded_rank_is_told", excluded::<B>),
+        Case { name: "failure_who_is_given_up_by_a_recovery_is_told", needs: &[Requirement::Get], body: given_up::<B> },
     ]
 }
 
@@ -319,7 +320,7 @@ fn masked<B: Backend>(backend: &B) -> Verdict {
         let stories: Vec<Option<Story>> = outcomes
             .into_iter()
             .map(|after| {
-                let fault = ep_core::Fault::Aborted { reporter: VICTIM, culprit: VICTIM };
+                let fault = Fault::Aborted { reporter: VICTIM, culprit: VICTIM };
                 let failure = Some(Failure { op: 0, culprit: VICTIM, reporter: VICTIM, fault });
                 Some(Story { failure, took: Nanos(0), after: after? })
             })
@@ -381,6 +382,30 @@ fn excluded<B: Backend>(backend: &B) -> Verdict {
         ensure(culprit == Some(VICTIM), || format!("rank {rank} blamed {culprit:?}"))?;
         let expected = (rank == VICTIM.index()).then_some(Error::Excluded { rank: VICTIM });
         ensure(refused == expected, || format!("rank {rank} recovered with {refused:?}, expected {expected:?}"))?;
+    }
+    Ok(())
+}
+
+/// A rank that waits for ranks which have recovered without it hears it from one of them, before its time is up. (It is told where it may pull from
+/// them: what lies there is not for it any more.)
+fn given_up<B: Backend>(backend: &B) -> Verdict {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(6)) {
+        let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
+        let outcomes = backend.run(&layer.setup, async |mut ep| {
+            let me = ep.rank();
+            if me != VICTIM {
+                return ep.recover(&[VICTIM].into_iter().collect()).await.err();
+            }
+            round(&mut ep, &world, &layer.batches[me.index()], &HOW).await.err()
+        })?;
+        for (rank, error) in (0..).map(Rank).zip(outcomes) {
+            let error = error.ok_or_else(|| format!("rank {rank} did not finish"))?;
+            let fault = error.as_ref().and_then(Error::failure).map(|failure| failure.fault);
+            let is_told = matches!(fault, Some(Fault::Aborted { culprit: VICTIM, .. }));
+            ensure(if rank == VICTIM { is_told } else { error.is_none() }, || {
+                format!("seed {seed}, {placement:?}: rank {rank} says {error:?}")
+            })?;
+        }
     }
     Ok(())
 }

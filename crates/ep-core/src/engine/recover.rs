@@ -29,19 +29,19 @@ impl<M: Machine> Engine<M> {
         self.desk.hold_granted();
         let deadline = self.machine.now() + self.desk.settings().deadline();
         let agreement = self.machine.bootstrap().agree(proposal, deadline).await?;
-        // What operations that ended well have left under way must not fall upon what comes now. (Who was given up may still have use
-        // for it.)
-        let stay =
-            self.neighbours.near.iter().chain(&self.neighbours.rail).filter(|&&peer| !agreement.mask.contains(peer));
-        for &peer in stay {
-            self.machine.reset(Scope::Peer(peer)).await;
-        }
         let lost: Vec<Rank> = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
         if self.machine.capabilities().get {
             // Who is given up and alive may be pulling what lies here, and is to know that it may not be what was offered.
             for &rank in &lost {
                 self.let_know(rank).await;
             }
+        }
+        // What operations that ended well have left under way must not fall upon what comes now. (Who was given up may still have use
+        // for it.)
+        let stay =
+            self.neighbours.near.iter().chain(&self.neighbours.rail).filter(|&&peer| !agreement.mask.contains(peer));
+        for &peer in stay {
+            self.machine.reset(Scope::Peer(peer)).await;
         }
         // Low latency may have left something under way to anybody, from memory that it uses again.
         if self.desk.settings().low_latency() {
@@ -69,10 +69,12 @@ impl<M: Machine> Engine<M> {
         if layout.topology().reach(self.desk.me, rank) != Reach::Near {
             return;
         }
-        let (op, generation, me) = (self.desk.op, self.desk.generation, self.desk.me);
+        let (generation, me) = (self.desk.generation, self.desk.me);
+        // The first operation that this rank did not come through.
+        let op = self.desk.poisoned.map_or(self.desk.op, |failure| failure.op);
         let deadline = self.machine.now() + self.a_moment();
         let mut port = self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline });
-        self.vigil.warn(me, &[rank], &mut port, op, rank).await;
+        self.vigil.leave(me, rank, &mut port, op).await;
         let lane = LaneId { peer: rank, kind: LaneKind::Watch };
         let at = layout.cell(Cell::new(me, LaneKind::Watch, Counter::Alarm), generation);
         let landing = layout.pull_slot(layout.near_track(layout.topology().node_of(me), 0), rank, 0).offset;

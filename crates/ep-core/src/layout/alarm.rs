@@ -17,7 +17,8 @@ pub struct Alarm {
     pub op: u16,
     /// What the sender waited for.
     pub phase: Phase,
-    /// Whether that rank waits itself, in a circle ([`Wait`](crate::blame::Wait)).
+    /// Of a suspicion, whether that rank waits itself, in a circle ([`Wait`](crate::blame::Wait)). Of a verdict, that the sender has recovered without
+    /// that rank, and has come through all operations before `op`.
     pub in_circle: bool,
     /// The rank it waited for, or blames.
     pub peer: Rank,
@@ -29,6 +30,13 @@ const OPS: u64 = 1 << 12;
 impl Alarm {
     /// The most alarms of one rank in one generation; further suspicions are not sent.
     pub const MAX_SERIAL: u16 = SERIALS - 1;
+
+    /// Whether it ends operation `op` of rank `me`: a verdict, but for one of who goes on without `me` and has come through `op`.
+    pub const fn ends(&self, op: u64, me: Rank) -> bool {
+        let ahead = (self.op as u64 + OPS - op % OPS) % OPS;
+        let came_through = ahead > 0 && ahead < OPS / 2;
+        self.verdict && !(self.in_circle && self.peer.0 == me.0 && came_through)
+    }
 
     /// The bits of `op` that an alarm carries.
     pub const fn op_bits(op: u64) -> u16 {
@@ -77,5 +85,21 @@ mod tests {
             }
         }
         assert_eq!(Alarm::decode(0), None);
+    }
+
+    #[test]
+    fn who_has_come_through_an_operation_and_leaves_a_rank_does_not_end_it() {
+        let (me, other) = (Rank(3), Rank(4));
+        for (verdict, in_circle, peer, op, ends) in [
+            (true, true, me, 5001, false),
+            (true, true, me, 5000, true),
+            (true, true, me, 4999, true),
+            (true, false, me, 5001, true),
+            (true, true, other, 5001, true),
+            (false, true, me, 5000, false),
+        ] {
+            let alarm = Alarm { serial: 1, verdict, op: Alarm::op_bits(op), phase: Phase::Alarm, in_circle, peer };
+            assert_eq!(alarm.ends(5000, me), ends, "{alarm:?}");
+        }
     }
 }

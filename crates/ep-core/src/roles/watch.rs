@@ -57,6 +57,12 @@ impl Vigil {
         self.publish(me, peers.iter().copied(), port, true, Wait::new(op, Phase::Alarm, culprit)).await;
     }
 
+    /// Tells `peer` that `me` goes on without it, and has come through all operations before `op` with it.
+    pub(crate) async fn leave(&mut self, me: Rank, peer: Rank, port: &mut impl Port, op: u64) {
+        let wait = Wait { in_circle: true, ..Wait::new(op, Phase::Alarm, peer) };
+        self.publish(me, std::iter::once(peer), port, true, wait).await;
+    }
+
     async fn publish(
         &mut self,
         me: Rank,
@@ -102,8 +108,13 @@ impl Vigil {
             note_word(operation, reporter, value);
             return None;
         }
+        let alarm = Alarm::decode(value);
+        if alarm.is_some_and(|alarm| alarm.verdict && !alarm.ends(operation.op, operation.me)) {
+            // The next operation hears it.
+            return None;
+        }
         self.heard[reporter.index()] = value;
-        let alarm = Alarm::decode(value)?;
+        let alarm = alarm?;
         if alarm.verdict {
             return Some(Fault::Aborted { reporter, culprit: alarm.peer });
         }
@@ -270,18 +281,18 @@ pub(crate) fn last_words<M: Machine>(operation: &Operation<'_, M>, vigil: &mut V
     heard.next().unwrap_or(fault)
 }
 
-/// After the work of an operation: whether a peer has said that it goes on without this rank. What this rank has pulled there may not be what lay
-/// there, then: who recovers says so before it writes anew.
+/// After the work of an operation: whether a peer that had not come through it has said that it goes on without this rank. What this rank has pulled
+/// there may not be what lay there, then: who recovers says so before it writes anew. (Who came through it had waited for what this rank pulls.)
 pub(crate) fn given_up<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Option<Fault> {
     if !operation.machine.capabilities().get {
         return None;
     }
     let port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
-    let verdict = |need: &Need| Alarm::decode(port.peek(need.cell)).filter(|alarm| alarm.verdict);
-    let mut unheard = vigil.unheard(operation).into_iter();
-    let names_this = |need: &Need| verdict(need).is_some_and(|alarm| alarm.peer == operation.me);
-    let reporter = unheard.find(names_this)?.cell.writer;
-    Some(Fault::Aborted { reporter, culprit: operation.me })
+    let me = operation.me;
+    let ends = |alarm: Alarm| alarm.peer == me && alarm.ends(operation.op, me);
+    let told = |need: &Need| Alarm::decode(port.peek(need.cell)).is_some_and(ends);
+    let reporter = vigil.unheard(operation).into_iter().find(told)?.cell.writer;
+    Some(Fault::Aborted { reporter, culprit: me })
 }
 
 /// Listens until it is this rank's turn to speak: lower ranks first. Returns an earlier speaker's verdict, if any.

@@ -122,7 +122,7 @@ fn expected(case: &Case) -> Vec<u64> {
     let (nodes, of_node) = (layout.topology().nodes(), layout.topology().ranks_per_node());
     let beyond = (nodes > 1).then(|| Rank((writer.0 + of_node) % layout.topology().ranks()));
     let (laid_slot, returned_slot) = (case.turn % laid.slots(), case.turn % returned.slots());
-    vec![
+    let mut all = vec![
         u64::from(laid.slots()),
         laid.codes(laid_slot).offset.0,
         laid.codes(laid_slot).len,
@@ -202,7 +202,16 @@ fn expected(case: &Case) -> Vec<u64> {
         u64::from(alarm.op),
         alarm.phase as u64,
         u64::from(alarm.peer.0),
-    ]
+    ];
+    for at in 0..4 {
+        let (op_of, serial, verdict, in_circle) = (Alarm::op_bits(op + at), Alarm::MAX_SERIAL, true, true);
+        let left = Alarm { serial, verdict, in_circle, op: op_of, ..alarm };
+        let [mine, others] = [alarm.peer, Rank(alarm.peer.0 + 1)];
+        let ends = [alarm.ends(op + at, mine), left.ends(op + 2, mine), left.ends(op + 2, others)];
+        all.push(left.encode());
+        all.extend(ends.map(u64::from));
+    }
+    all
 }
 
 /// The same in C++. The structs travel as the bytes of their Rust twins, as a backend passes them.
@@ -338,6 +347,13 @@ int main() {
         out(ep_alarm_op(alarm));
         out(ep_alarm_phase(alarm));
         out(ep_alarm_peer(alarm));
+        for (ep_u32 at = 0; at < 4; ++at) {
+            const ep_u64 left = ep_alarm_of_leaving(c.op + at, c.phase, c.peer & 0x7fff);
+            out(left);
+            out(ep_alarm_ends(alarm, c.op + at, c.peer & 0x7fff));
+            out(ep_alarm_ends(left, c.op + 2, c.peer & 0x7fff));
+            out(ep_alarm_ends(left, c.op + 2, (c.peer & 0x7fff) + 1));
+        }
     }
 }
 "#;

@@ -1,6 +1,6 @@
 //! What ports post.
 
-use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span, Ticket};
 use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
@@ -117,6 +117,11 @@ impl World {
         }
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
+        if cell.counter == Counter::Alarm && class == Class::Near {
+            // Its writer looks at it from afar when it gives up the reader. Bytes lie there from when they are posted, as a put's do.
+            let (peer, at) = (self.windows.place(lane.peer), self.layout.cell(cell, generation).0);
+            self.windows.as_mut_slice()[peer].store(at, bits);
+        }
         let before = self.puts_before(port, lane);
         let cost = self.timing.model.publish;
         // A rank hears at once what it tells itself.
