@@ -309,20 +309,21 @@ impl Scenario {
             }
             let of_round = |error: &dyn std::fmt::Display| format!("round {at}: {error}");
             let expected = self.expect(play, batches, fresh, at).map_err(|error| of_round(&error))?;
-            let expected = (0..).map(Rank).zip(expected.arrivals.iter().zip(&expected.combined));
-            for ((rank, (arrival, combined)), seen) in expected.zip(&play.seen) {
-                let Some(observed) = seen.get(at) else {
-                    if play.whole && world.takes_part(rank) {
-                        return Err(of_round(&format_args!("rank {rank} saw nothing of it")));
-                    }
-                    continue;
-                };
-                let of_round = |mismatch| of_round(&mismatch);
-                compared += verify::dispatched_to(world, rank, arrival, observed).map_err(of_round)?;
-                let is_complete = play.whole || at + 1 < seen.len() || !observed.combined_x.is_empty();
-                if is_complete {
-                    compared += verify::combined_by(world, rank, combined, observed).map_err(of_round)?;
-                }
+            let seen = || (0..).map(Rank).zip(&play.seen).filter(|(rank, _)| world.takes_part(*rank));
+            if let Some((rank, _)) = seen().find(|(_, seen)| play.whole && seen.len() <= at) {
+                return Err(of_round(&format_args!("rank {rank} saw nothing of it")));
+            }
+            // Of all ranks what came: what comes back of it is wrong elsewhere.
+            for (rank, observed) in seen().filter_map(|(rank, seen)| Some((rank, seen.get(at)?))) {
+                let arrival = &expected.arrivals[rank.index()];
+                compared += verify::dispatched_to(world, rank, arrival, observed).map_err(|error| of_round(&error))?;
+            }
+            for (rank, seen) in seen() {
+                let is_complete =
+                    |observed: &&Observed| play.whole || at + 1 < seen.len() || !observed.combined_x.is_empty();
+                let Some(observed) = seen.get(at).filter(is_complete) else { continue };
+                let combined = &expected.combined[rank.index()];
+                compared += verify::combined_by(world, rank, combined, observed).map_err(|error| of_round(&error))?;
             }
         }
         Ok(compared)
