@@ -40,9 +40,9 @@ fn bench_names_what_it_needs() {
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn gpus_of_several_nodes_over_the_loop() {
-    let Ok(twin) = ep_cuda_twin::Twin::build() else {
-        assert!(std::env::var_os("CI").is_none(), "the twin of a GPU is not built");
-        return eprintln!("NOT RUN: g++ is needed");
+    let twin = match ep_cuda_twin::Twin::build() {
+        Err(_) if std::env::var_os("EP_WITHOUT_CXX").is_some() => return,
+        twin => twin.expect("g++, or EP_WITHOUT_CXX=1 to leave out what needs it"),
     };
     // Kernels that ep-cuda's tests have compiled for the same twin are not compiled again.
     // Kernels of each shape would take its compiler long.

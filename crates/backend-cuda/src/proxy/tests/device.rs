@@ -40,8 +40,8 @@ fn compiler() -> Option<String> {
     let named = env::var("CXX").ok().into_iter().chain(usual);
     let found = named.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
     if found.is_none() {
-        assert!(env::var_os("CI").is_none(), "no C++ compiler: install g++ or clang++, or set CXX");
-        eprintln!("NOT RUN: a C++ compiler is needed (g++, clang++ or $CXX)");
+        let left_out = env::var_os("EP_WITHOUT_CXX").is_some();
+        assert!(left_out, "no C++ compiler: install g++ or clang++, set CXX, or leave out what needs one by EP_WITHOUT_CXX=1");
     }
     found
 }
