@@ -107,7 +107,7 @@ fn possible_low<B: Backend>(backend: &B, haunted: bool) -> impl Strategy<Value =
 fn low_by_source<B: Backend>(backend: &B) -> Result<(), String> {
     let file = "proptest-regressions/campaign_low_by_source.txt";
     let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
-    campaign(LOW_BY_SOURCE, file, share, possible_low(backend, false), |scenario| {
+    campaign(LOW_BY_SOURCE, file, share, possible_low(backend, haunted(backend)), |scenario| {
         let setup = scenario.setup().map_err(|error| error.to_string())?;
         by_source::check(&scenario, backend, &setup).map(drop)
     })
@@ -118,7 +118,7 @@ fn low_packed<B: Backend>(backend: &B) -> Result<(), String> {
     let file = "proptest-regressions/campaign_low_packed.txt";
     let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
     let alignment = proptest::sample::select(&[1, 3, 8, 128][..]);
-    campaign(LOW_PACKED, file, share, (possible_low(backend, false), alignment), |(scenario, alignment)| {
+    campaign(LOW_PACKED, file, share, (possible_low(backend, haunted(backend)), alignment), |(scenario, alignment)| {
         let setup = scenario.setup().map_err(|error| error.to_string())?;
         packed::check(&scenario, backend, &setup, alignment).map(drop)
     })

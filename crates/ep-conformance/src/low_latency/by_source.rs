@@ -2,11 +2,12 @@
 
 use ep_core::engine::low_latency::{LowBySource, LowOrder, LowReceived, LowRouting};
 use ep_core::reference::{self, Returned, World};
-use ep_core::{Endpoint, Error, LowLatency, Rank, RankSet, Topology};
+use ep_core::{Error, LowLatency, Rank};
 
 use super::scenario::{Scenario, Turn};
+use super::turns;
 use crate::arrival::{Arrival, travelling};
-use crate::backend::{Backend, Setup, finished};
+use crate::backend::{Backend, Setup};
 use crate::verify::{Compared, Mismatch, Observed, Place, bytes_of, dispatched};
 use crate::workload::Batch;
 
@@ -60,7 +61,7 @@ pub struct Given {
 
 impl Given {
     /// By a turn of a scenario, of which not all is about rounds by source.
-    const fn of(turn: &Turn) -> Self {
+    pub(super) const fn of(turn: &Turn) -> Self {
         Self { weights: turn.at_experts, coded: turn.ahead }
     }
 }
@@ -116,33 +117,7 @@ fn compare(world: &World, batches: &[Batch], observed: &[Observed]) -> Result<Co
 /// # Errors
 /// What the backend or the comparison found.
 pub fn check<B: Backend>(scenario: &Scenario, backend: &B, setup: &Setup) -> Result<Compared, String> {
-    // Low latency is a full mesh: no node has a sum of its own.
-    let mesh = Topology::new(1, setup.topology.ranks());
-    let world =
-        mesh.and_then(|mesh| World::new(setup.shape, mesh, RankSet::new())).map_err(|error| error.to_string())?;
-    let mut batches = Vec::new();
-    for (at, turn) in scenario.turns.iter().enumerate() {
-        let mut of_ranks = scenario.batches(setup.shape, at).map_err(|error| error.to_string())?;
-        if !turn.at_experts {
-            of_ranks.iter_mut().for_each(|batch| batch.topk_weights.fill(1.0));
-        }
-        batches.push(of_ranks);
-    }
-    let play = async |mut ep: B::Endpoint| {
-        let mut seen = Vec::new();
-        for (turn, batches) in scenario.turns.iter().zip(&batches) {
-            let batch = &batches[ep.rank().index()];
-            seen.push(round(&mut ep, &world, batch, Given::of(turn)).await?);
-        }
-        Ok(seen)
-    };
-    backend.run_judged(setup, play, |outcomes| {
-        let seen = finished(outcomes)?;
-        let mut compared = Compared::default();
-        for (at, batches) in batches.iter().enumerate() {
-            let of_turn: Vec<Observed> = seen.iter().map(|turns| turns.get(at).cloned().unwrap_or_default()).collect();
-            compared += compare(&world, batches, &of_turn).map_err(|mismatch| format!("turn {at}: {mismatch}"))?;
-        }
-        Ok(compared)
-    })
+    let given = |at: usize| Given::of(&scenario.turns[at]);
+    let plays = turns::plays(scenario, setup, given, |given| given.weights).map_err(|error| error.to_string())?;
+    turns::check(backend, (scenario, setup, &plays), round, |world, batches, _, seen| compare(world, batches, seen))
 }

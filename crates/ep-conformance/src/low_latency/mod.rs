@@ -6,6 +6,8 @@ pub mod by_source;
 pub mod packed;
 #[cfg(feature = "suite")]
 pub mod scenario;
+#[cfg(feature = "suite")]
+mod turns;
 pub mod verify;
 
 use ep_core::engine::low_latency::{LowReceived, LowRouting, LowRoutingOf};

@@ -3,12 +3,13 @@
 
 use ep_core::engine::low_latency::{LowOrder, LowReceived, LowRouting};
 use ep_core::reference::{self, Routing, Weighing, World};
-use ep_core::{Endpoint, Error, LowLatency, Rank, RankSet, Topology};
+use ep_core::{Error, LowLatency, Rank};
 
 use super::by_source::Given;
 use super::scenario::Scenario;
+use super::turns;
 use crate::arrival::{Arrival, travelling};
-use crate::backend::{Backend, Setup, finished};
+use crate::backend::{Backend, Setup};
 use crate::by_expert::{self, Expected, How, Seen, dispatched};
 use crate::verify::{Compared, Mismatch, Observed, Place, bytes_of};
 use crate::workload::Batch;
@@ -145,36 +146,12 @@ fn compare(world: &World, batches: &[Batch], asked: Asked, how: &How, seen: &[Se
 /// # Errors
 /// What the backend or the comparison found.
 pub fn check<B: Backend>(scenario: &Scenario, backend: &B, setup: &Setup, alignment: u32) -> Result<Compared, String> {
-    // Low latency is a full mesh: no node has a sum of its own.
-    let mesh = Topology::new(1, setup.topology.ranks());
-    let world =
-        mesh.and_then(|mesh| World::new(setup.shape, mesh, RankSet::new())).map_err(|error| error.to_string())?;
-    let mut turns = Vec::new();
-    for (at, turn) in scenario.turns.iter().enumerate() {
-        let mut batches = scenario.batches(setup.shape, at).map_err(|error| error.to_string())?;
-        let given = Given { weights: turn.at_experts, coded: turn.ahead };
-        if !given.weights {
-            batches.iter_mut().for_each(|batch| batch.topk_weights.fill(1.0));
-        }
-        let asked = Asked { alignment, zero_spare: at % 2 == 1, by_choice: turn.twice, given };
-        turns.push((asked, batches));
-    }
-    let play = async |mut ep: B::Endpoint| {
-        let mut seen = Vec::new();
-        for (asked, batches) in &turns {
-            let batch = &batches[ep.rank().index()];
-            seen.push(round(&mut ep, &world, batch, *asked).await?);
-        }
-        Ok(seen)
+    let asked = |at: usize| {
+        let turn = &scenario.turns[at];
+        Asked { alignment, zero_spare: at % 2 == 1, by_choice: turn.twice, given: Given::of(turn) }
     };
-    backend.run_judged(setup, play, |outcomes| {
-        let seen = finished(outcomes)?;
-        let mut compared = Compared::default();
-        for (at, (asked, batches)) in turns.iter().enumerate() {
-            let of_turn: Vec<Seen> = seen.iter().map(|turns| turns.get(at).cloned().unwrap_or_default()).collect();
-            compared += compare(&world, batches, *asked, &asked.how(setup), &of_turn)
-                .map_err(|mismatch| format!("turn {at}, {asked:?}: {mismatch}"))?;
-        }
-        Ok(compared)
+    let plays = turns::plays(scenario, setup, asked, |asked| asked.given.weights).map_err(|error| error.to_string())?;
+    turns::check(backend, (scenario, setup, &plays), round, |world, batches, asked, seen| {
+        compare(world, batches, asked, &asked.how(setup), seen)
     })
 }

@@ -212,7 +212,7 @@ impl Scenario {
     }
 
     /// The batches of all turns of a play, other rows in each.
-    fn play_batches(&self, shape: Shape, play: usize) -> Result<Vec<Vec<Batch>>, Error> {
+    pub(super) fn play_batches(&self, shape: Shape, play: usize) -> Result<Vec<Vec<Batch>>, Error> {
         let other = Self { seed: self.seed.wrapping_add((play * self.turns.len()) as u64), ..self.clone() };
         (0..self.turns.len()).map(|at| other.batches(shape, at)).collect()
     }

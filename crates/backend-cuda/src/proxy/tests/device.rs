@@ -41,7 +41,10 @@ fn compiler() -> Option<String> {
     let found = named.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
     if found.is_none() {
         let left_out = env::var_os("EP_WITHOUT_CXX").is_some();
-        assert!(left_out, "no C++ compiler: install g++ or clang++, set CXX, or leave out what needs one by EP_WITHOUT_CXX=1");
+        assert!(
+            left_out,
+            "no C++ compiler: install g++ or clang++, set CXX, or leave out what needs one by EP_WITHOUT_CXX=1"
+        );
     }
     found
 }
