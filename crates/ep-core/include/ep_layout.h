@@ -682,11 +682,14 @@ EP_HD static inline ep_u32 ep_alarm_peer(ep_u64 alarm) { return (ep_u32)alarm & 
 EP_HD static inline ep_u64 ep_alarm_of_leaving(ep_u64 op, ep_u32 phase, ep_u32 peer) {
     return ep_alarm(EP_MAX_ALARM_SERIAL, 1, op, phase, peer | 0x8000u);
 }
+EP_HD static inline bool ep_alarm_leaves(ep_u64 alarm, ep_u32 me) {
+    return ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_whom(alarm) == (me | 0x8000u);
+}
 /* Whether an alarm ends operation op of rank me: a verdict, but for one of who leaves me and has come through op. */
 EP_HD static inline bool ep_alarm_ends(ep_u64 alarm, ep_u64 op, ep_u32 me) {
     const ep_u32 ahead = (ep_alarm_op(alarm) + 4096u - (ep_u32)(op % 4096)) % 4096;
     const bool came_through = ahead > 0 && ahead < 2048;
-    return ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && !(ep_alarm_whom(alarm) == (me | 0x8000u) && came_through);
+    return ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && !(ep_alarm_leaves(alarm, me) && came_through);
 }
 
 #endif

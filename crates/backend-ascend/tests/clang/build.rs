@@ -38,8 +38,9 @@ fn build(folder: &Path, toolkit: Option<&Path>, log: &Path) -> Output {
 }
 
 #[test]
+#[ignore = "needs clang: CI runs it"]
 fn the_script_builds_what_it_is_given() {
-    let Some(clang) = clang() else { return };
+    let clang = clang();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (kernels, toolkit, log) =
         (folder.path().join("kernels"), folder.path().join("cann"), folder.path().join("log"));

@@ -7,8 +7,6 @@
 mod common;
 #[path = "../common/early.rs"]
 mod early;
-#[path = "../common/late.rs"]
-mod late;
 mod planted;
 #[path = "../common/specialised.rs"]
 mod specialised;
@@ -84,6 +82,5 @@ fn main() -> ExitCode {
     trials.extend(early::trials(absent));
     trials.extend(specialised::trials(absent));
     trials.extend(stalled::trials(absent));
-    trials.push(late::trial(absent));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -13,8 +13,6 @@ mod broken;
 mod common;
 #[path = "../common/early.rs"]
 mod early;
-#[path = "../common/late.rs"]
-mod late;
 #[path = "../checks/planted.rs"]
 mod planted;
 #[path = "../common/posted.rs"]
@@ -261,7 +259,6 @@ fn main() -> ExitCode {
         .with(early::trials(absent))
         .with(specialised::trials(absent))
         .with(stalled::trials(absent))
-        .with(vec![late::trial(absent)])
         .share(|name| all() || takes(name));
     let apart = APART.split_at(share(APART.len(), 4)).0;
     suite.run_with_processes_for(Apart::default(), |name| all() || apart.contains(&name))

@@ -31,11 +31,16 @@ impl Alarm {
     /// The most alarms of one rank in one generation; further suspicions are not sent.
     pub const MAX_SERIAL: u16 = SERIALS - 1;
 
+    /// Whether its sender has recovered without rank `me`.
+    pub const fn leaves(&self, me: Rank) -> bool {
+        self.verdict && self.in_circle && self.peer.0 == me.0
+    }
+
     /// Whether it ends operation `op` of rank `me`: a verdict, but for one of who goes on without `me` and has come through `op`.
     pub const fn ends(&self, op: u64, me: Rank) -> bool {
         let ahead = (self.op as u64 + OPS - op % OPS) % OPS;
         let came_through = ahead > 0 && ahead < OPS / 2;
-        self.verdict && !(self.in_circle && self.peer.0 == me.0 && came_through)
+        self.verdict && !(self.leaves(me) && came_through)
     }
 
     /// The bits of `op` that an alarm carries.
@@ -100,6 +105,7 @@ mod tests {
         ] {
             let alarm = Alarm { serial: 1, verdict, op: Alarm::op_bits(op), phase: Phase::Alarm, in_circle, peer };
             assert_eq!(alarm.ends(5000, me), ends, "{alarm:?}");
+            assert_eq!(alarm.leaves(me), verdict && in_circle && peer == me, "{alarm:?}");
         }
     }
 }

@@ -207,7 +207,7 @@ fn expected(case: &Case) -> Vec<u64> {
         let (op_of, serial, verdict, in_circle) = (Alarm::op_bits(op + at), Alarm::MAX_SERIAL, true, true);
         let left = Alarm { serial, verdict, in_circle, op: op_of, ..alarm };
         let [mine, others] = [alarm.peer, Rank(alarm.peer.0 + 1)];
-        let ends = [alarm.ends(op + at, mine), left.ends(op + 2, mine), left.ends(op + 2, others)];
+        let ends = [alarm.leaves(mine), alarm.ends(op + at, mine), left.ends(op + 2, mine), left.ends(op + 2, others)];
         all.push(left.encode());
         all.extend(ends.map(u64::from));
     }
@@ -350,6 +350,7 @@ int main() {
         for (ep_u32 at = 0; at < 4; ++at) {
             const ep_u64 left = ep_alarm_of_leaving(c.op + at, c.phase, c.peer & 0x7fff);
             out(left);
+            out(ep_alarm_leaves(alarm, c.peer & 0x7fff));
             out(ep_alarm_ends(alarm, c.op + at, c.peer & 0x7fff));
             out(ep_alarm_ends(left, c.op + 2, c.peer & 0x7fff));
             out(ep_alarm_ends(left, c.op + 2, (c.peer & 0x7fff) + 1));

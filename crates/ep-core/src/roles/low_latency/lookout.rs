@@ -84,15 +84,15 @@ pub(crate) fn last_words<M: Machine>(call: &Call<'_, M>, fault: Fault) -> Fault 
     let port = call.watch_port(call.deadline);
     let about_others = |fault: &Fault| fault.peer() != Some(call.me);
     let mut said =
-        call.alarms().filter_map(|need| verdict(need.cell.writer, port.peek(need.cell))).filter(about_others);
+        call.alarms().filter_map(|need| verdict(call.me, need.cell.writer, port.peek(need.cell))).filter(about_others);
     let masks = |&peer: &Rank| port.peek(call.bank_need(peer).cell) == MASKED;
     let masked = || fault.gone().filter(masks).map(|peer| Fault::MaskedBy { peer });
     said.next().or_else(masked).unwrap_or(fault)
 }
 
-/// What an alarm of `reporter` ends, if it is a verdict.
-fn verdict(reporter: Rank, value: u64) -> Option<Fault> {
-    let alarm = Alarm::decode(value).filter(|alarm| alarm.verdict)?;
+/// What an alarm of `reporter` ends, if it is a verdict. (Who goes on without this rank says so where it waits, too.)
+fn verdict(me: Rank, reporter: Rank, value: u64) -> Option<Fault> {
+    let alarm = Alarm::decode(value).filter(|alarm| alarm.verdict && !alarm.leaves(me))?;
     Some(Fault::Aborted { reporter, culprit: alarm.peer })
 }
 
@@ -107,7 +107,7 @@ async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Na
                 if needs[at].cell.counter == Counter::Waiting {
                     return None;
                 }
-                if let Some(verdict) = verdict(reporter, value) {
+                if let Some(verdict) = verdict(call.me, reporter, value) {
                     return Some(verdict);
                 }
                 // A suspicion of throughput mode: it comes as a word, too.
