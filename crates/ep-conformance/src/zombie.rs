@@ -42,7 +42,7 @@ impl Zombie {
     }
 
     /// Those who are given up with it.
-    fn lost(self, setup: &Setup) -> RankSet {
+    pub(crate) fn lost(self, setup: &Setup) -> RankSet {
         let topology = setup.topology;
         match topology.nodes() {
             1 => [self.rank].into_iter().collect(),

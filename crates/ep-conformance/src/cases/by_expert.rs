@@ -16,6 +16,7 @@ use crate::harness::Case;
 use crate::scenario::{Scenario, fill_arena};
 use crate::verify::{self, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
+use crate::zombie::{live, played};
 
 const ALIGNMENTS: [u32; 3] = [1, 8, 128];
 
@@ -88,7 +89,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 
 /// Rounds of a communicator, and what a rank saw of them: two by expert, the second in memory that the first has left; another batch along its handle;
 /// and one by source.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Story {
     before: Seen,
     fresh: Seen,
@@ -109,21 +110,24 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(scenario: &Scenario, asked: Asked) -> Result<Self, Error> {
+    /// In which the ranks of `mask` take no part.
+    fn new(scenario: &Scenario, asked: Asked, mask: &RankSet) -> Result<Self, Error> {
         let setup = scenario.setup()?;
-        let world = World::new(setup.shape, setup.topology, RankSet::new())?;
+        let world = World::new(setup.shape, setup.topology, mask.clone())?;
         let drawn = |seed| {
             let workload = Workload::new(setup.shape, scenario.tokens.clone());
             workload.kind(scenario.routing).drop(scenario.drop).seed(seed)
         };
         let (first, second) = (drawn(scenario.seed), drawn(scenario.seed.wrapping_add(77)));
         let (return_weights, bias) = (scenario.seed.is_multiple_of(2), scenario.seed as usize % 3);
+        let present = |(rank, batch)| if mask.contains(rank) { Batch::default() } else { batch };
         let batches = [first.batches()?, second.batches()?];
+        let batches = batches.map(|batches| setup.topology.all().zip(batches).map(present).collect::<Vec<_>>());
         let how = |batches: &[Batch], zero_spare| -> Result<Vec<How>, Error> {
             let arrivals = setup.topology.all().zip(Arrival::expected(&world, batches));
             let how = arrivals.map(|(rank, arrival)| {
                 let worst_rows = asked.worst_rows(&setup, arrival.received.rows());
-                let bias = bias_rows(&first, rank, bias)?;
+                let bias = bias_rows(&first, rank, if mask.contains(rank) { 0 } else { bias })?;
                 Ok(How {
                     rings: None,
                     alignment: asked.alignment,
@@ -169,7 +173,8 @@ impl Stage {
         }
         let [how, how_before] = &self.how;
         compare(&self.world, (second, second), how_before, false, &before).map_err(text)?;
-        let told = fresh.iter().all(|seen| seen.weights.is_some() == tells_weights);
+        let mut present = self.setup.topology.all().zip(&fresh).filter(|(rank, _)| self.world.takes_part(*rank));
+        let told = present.all(|(_, seen)| seen.weights.is_some() == tells_weights);
         ensure(told, || "weights of slots are told where they are not, or not where they are".into())?;
         let compared = compare(&self.world, (first, first), how, false, &fresh).map_err(text)?;
         let has_tokens = first.iter().any(|batch| batch.tokens > 0);
@@ -187,11 +192,34 @@ pub(super) fn check_in<B: Backend>(
     asked: impl Into<Asked>,
     setup: Option<&Setup>,
 ) -> Verdict {
-    let stage = Stage::new(scenario, asked.into()).map_err(text)?;
-    let play = async |mut ep| stage.play(&mut ep).await;
+    let asked = asked.into();
+    let stage = Stage::new(scenario, asked, &RankSet::new()).map_err(text)?;
     let tells_weights = backend.lacks(Requirement::SlotWeights).is_none();
-    backend
-        .run_judged(setup.unwrap_or(&stage.setup), play, |outcomes| stage.compare(finished(outcomes)?, tells_weights))
+    let setup = setup.unwrap_or(&stage.setup);
+    let Some(zombie) = scenario.zombie else {
+        let play = async |mut ep| stage.play(&mut ep).await;
+        return backend.run_judged(setup, play, |outcomes| stage.compare(finished(outcomes)?, tells_weights));
+    };
+    let after = Stage::new(scenario, asked, &zombie.lost(setup)).map_err(text)?;
+    let stage_of = |mask: &RankSet| if mask.is_empty() { &stage } else { &after };
+    let play = async |ep: &mut B::Endpoint, _, seen: &mut Vec<Story>| {
+        seen.push(stage_of(ep.mask()).play(ep).await?);
+        Ok(())
+    };
+    backend.run_judged(
+        &zombie.haunt(setup),
+        async |mut ep| live(&mut ep, play).await,
+        |stories| {
+            for play in played(zombie, setup, stories)?.into_iter().filter(|play| play.whole) {
+                let absent = setup.topology.all().filter(|&rank| !play.world.takes_part(rank)).collect();
+                let stories =
+                    play.seen.into_iter().map(|stories| stories.into_iter().next().unwrap_or_default()).collect();
+                let compared = stage_of(&absent).compare(stories, tells_weights);
+                compared.map_err(|error| format!("play {}: {error}", play.number))?;
+            }
+            Ok(())
+        },
+    )
 }
 
 /// Plays it under several seeds.
@@ -389,7 +417,8 @@ fn repeats<B: Backend>(backend: &B) -> Verdict {
 fn too_many_choices<B: Backend>(backend: &B) -> Verdict {
     let scenario = Scenario { local_experts: 1, topk: 2, ..scenario(2, 1) };
     let Stage { setup, world, batches: [batches, _], how: [how, _], .. } =
-        Stage::new(&scenario, Asked { alignment: 1, spare: Some(0), remainder: false }).map_err(text)?;
+        Stage::new(&scenario, Asked { alignment: 1, spare: Some(0), remainder: false }, &RankSet::new())
+            .map_err(text)?;
     let outcomes = backend.run(&setup, async |mut ep| {
         let me = ep.rank().index();
         let (x, _) = upload(&mut ep, &batches[me])?;

@@ -76,7 +76,7 @@ fn sorted<B: Backend>(backend: &B) -> Result<(), String> {
         (alignment, spare).prop_map(|(alignment, spare)| by_expert::Asked { alignment, spare, remainder: false });
     let file = "proptest-regressions/campaign_by_expert.txt";
     let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
-    campaign(BY_EXPERT, file, share, (possible(backend, false), asked), |(scenario, asked)| {
+    campaign(BY_EXPERT, file, share, (possible(backend, haunted(backend)), asked), |(scenario, asked)| {
         by_expert::check_in(backend, &scenario, asked, None)
     })
 }

@@ -489,8 +489,8 @@ mod tests {
             (Rc::new(Board::new(4)), Rank(3), Fault::PeerGone { peer: Rank(3), phase: Phase::Rows });
         for (kind, forgiven) in [(LaneKind::Control, true), (LaneKind::Data(0), true), (LaneKind::Credit(0), false)] {
             let mut inner = Loopback::new();
-            let (control, done) =
-                (LaneId { peer, kind: LaneKind::Control }, Cell::new(peer, LaneKind::Control, Counter::Done));
+            let control = LaneId { peer, kind: LaneKind::Control };
+            let done = Cell::new(peer, control.kind, Counter::Done);
             finish(inner.publish(control, done, 7)).unwrap();
             let plan = FaultPlan::new().with(Trigger::kind(VerbKind::Flush), 1, Trouble::Fail(gone));
             let mut port = Attended::new(plan.decorate(inner, Rank(0), &opening()), &board, 7);
