@@ -68,19 +68,6 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
     return true;
 }
 
-/* After the last pull, which is within a node: whether no peer has said that it goes on without this rank. What was pulled from there may not be what lay
-   there, else; so the rank fails. By all threads of a block. */
-EP_DEV bool ep_look_again(const EpRank& r) {
-    for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += ep_threads()) {
-        if (peer == r.me || !ep_takes_part(r, peer)) continue;
-        ep_fence_sys();
-        const ep_u64 alarm = ep_peek(r, peer, EP_LANE_WATCH, EP_COUNTER_ALARM);
-        if (ep_alarm_ends(alarm, ep_op(r), r.me) && ep_alarm_peer(alarm) == r.me)
-            ep_fail(r, EP_STATUS_ABORTED, EP_PHASE_ALARM, peer, r.me, EP_LANE_WATCH, 0, 0, 0, 0);
-    }
-    return !ep_block_any(ep_failed(r));
-}
-
 EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,
                     ep_u64 began) {
     if (!ep_verb(r, lane << 16 | counter << 12 | writer, at_least)) return false;

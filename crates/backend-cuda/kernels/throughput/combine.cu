@@ -16,6 +16,7 @@
  */
 #include "ep_combine_ring.h"
 #include "ep_copy.h"
+#include "ep_last_look.h"
 #include "ep_pull.h"
 
 EP_POOL(ep_pool);
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_PULL_WARPS, 1) ep_combine_k
     const bool reduces = role.duty == EP_DUTY_REDUCER && role.index == 0 && ep_block() < ring.role_count;
     if (!all && !leaves && reduces && !ep_warp_any(ep_failed(r)))
         ep_reduce<1>(r, ring, sources, desk, ((const EpRole*)ring.roles)[ep_block()].channel, began);
-    if (!ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)) return;
+    if (!ep_last_block_has_pulled(r, EP_MEETING_MOVED)) return;
     if (leaves) {
         const bool gives = a.base == EP_NO_BASE;
         if (threadIdx.x == 0) ep_local(r)->rings = !all ? 1 : gives ? 2 : 0;

@@ -9,6 +9,7 @@
  *   rules    F10: the tail's acquire by one lane, __syncwarp, a fence of the proxies, then gets by the copy engine. F9: what a warp has summed it has
  *            loaded. F5: lanes have read a stage, a fence of the proxies, __syncwarp, then it is loaded again
  */
+#include "ep_last_look.h"
 #include "ep_offers.h"
 #include "ep_outbox.h"
 #include "ep_summing.h"
@@ -421,7 +422,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
             if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
             ep_block_meet();
         }
-    if (!ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)) return;
+    if (!ep_last_block_has_pulled(r, EP_MEETING_MOVED)) return;
     ep_say_done(r);
     ep_count_op(r);
 }

@@ -10,6 +10,7 @@
  *            is compared with the counts
  */
 #include "ep_dispatch_ring.h"
+#include "ep_last_look.h"
 #include "ep_outbox.h"
 
 EP_POOL(ep_pool);
@@ -546,7 +547,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_dispatch_pulled_kernel(EP_GIVEN(EpRank) r, EP
         if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
         ep_block_meet();
     }
-    if (!ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)) return;
+    if (!ep_last_block_has_pulled(r, EP_MEETING_MOVED)) return;
     for (ep_u32 source = ep_thread(); source < ranks; source += ep_threads()) {
         ep_u32* arrived = (ep_u32*)a.arrived + source;
         const ep_u32 due = ((const ep_u32*)a.ring.first_of)[source + 1] - ((const ep_u32*)a.ring.first_of)[source];

@@ -1,6 +1,6 @@
 /*
  * ep_give_up_kernel: tells a rank of this node that this one goes on without it, in the generation that is left. It may be pulling what lies here, and
- * looks when it has pulled (ep_look_again): what is written here afterwards it does not use.
+ * looks when it has pulled (ep_last_block_has_pulled): what is written here afterwards it does not use.
  *
  *   launch   one block of 32 threads, between operations, before anything is written in the next generation
  */

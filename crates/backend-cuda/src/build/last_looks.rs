@@ -8,7 +8,7 @@ fn kernels_that_pull_look_again_when_all_has_been_pulled() {
     let pulls = [Source::Combine, Source::CombinePulled, Source::DispatchPulled];
     for source in ALL {
         let text = source.text();
-        let looks = text.find("ep_last_block(r, EP_MEETING_MOVED) || !ep_look_again(r)");
+        let looks = text.find("ep_last_block_has_pulled(r, EP_MEETING_MOVED)");
         assert_eq!(looks.is_some(), pulls.contains(&source), "{}", source.name());
         let ends = ["ep_say_done(r)", "ep_end_combine(r, a, began)"].map(|end| text.rfind(end));
         let said = ends.into_iter().flatten().max();
