@@ -90,6 +90,33 @@ EP_DEV bool ep_low_names_again(ep_u32 expert, ep_u32 k, ep_u32 topk) {
 /* Looks at the choices of `count` tokens from `base` on, a choice a lane: true where one of this lane's is wrong; the least such token
    goes to `wrong`, where it is given. `keeps`: of a block that says headers, which notes where the tokens go and, if `counts`, how often. By all
    threads. */
+#ifdef EP_FAR_H
+/* (Kernels that post have no registers for more at a time.) */
+EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, ep_u32 count, bool keeps,
+                           bool counts, ep_u32* wrong) {
+    const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk;
+    bool any = false;
+    EP_SHORT for (ep_u32 first = threadIdx.x / 32 * width; first < count; first += EP_LOW_WARPS * width) {
+        const ep_u32 token = first + in_warp;
+        const bool serves = in_warp < width && token < count;
+        const ep_i64 choice = serves ? ((const ep_i64*)a.topk_idx)[(ep_u64)base * topk + token * topk + lane % topk] : -1;
+        const ep_u32 expert = (ep_u32)choice;
+        const bool names = choice >= 0 && choice < (ep_i64)r.w.experts;
+        /* Choices of the same expert by the same token; lanes without one are alone: there are fewer than 2^16 experts and 2^5 tokens. */
+        const ep_u32 same = __match_any_sync(EP_FULL, names ? in_warp * r.w.experts + expert : EP_FULL - lane);
+        const bool bad = choice < -1 || choice >= (ep_i64)r.w.experts || (a.repeats == 0 && (same & (same - 1)) != 0);
+        if (bad && wrong) atomicMin(wrong, base + token);
+        any |= bad;
+        if (!keeps || !names) continue;
+        const ep_u32 rank = ep_rank_of_expert(r.w, expert);
+        if (!ep_low_takes_part(rank)) continue;
+        atomicOr(s.member + rank * EP_LOW_WORDS + token / 32, 1u << token % 32);
+        /* However often an expert is named, it has one result. */
+        if (counts && (same & ((1u << lane) - 1)) == 0) atomicAdd(s.picks + rank, 1u);
+    }
+    return any;
+}
+#else
 EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, ep_u32 count, bool keeps,
                            bool counts, ep_u32* wrong) {
     const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk, k = lane - in_warp * topk;
@@ -128,6 +155,7 @@ EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     }
     return any;
 }
+#endif
 
 /* Whether choice k of a token names an expert that an earlier one has named. */
 EP_RARE bool ep_low_is_repeated(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, ep_u32 k) {
