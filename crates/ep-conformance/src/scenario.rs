@@ -6,11 +6,11 @@ use ep_core::{Element, Error, OutboxUse, Placement, Rank, RankSet, Rings, Settin
 use proptest::prelude::*;
 
 use crate::arrival::Arrival;
-use crate::backend::{Backend, Setup, finished};
+use crate::backend::{Backend, Setup};
 use crate::drive::{Round, bias_rows, noted_cached_round, noted_round, upload};
 use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
-use crate::zombie::{PLAYS, Played, Zombie, live, played, zombies};
+use crate::zombie::{self, Played, Zombie, plays, zombies};
 
 /// A communicator, what it carries and how, all drawn at random.
 #[derive(Clone, PartialEq, Debug)]
@@ -268,35 +268,16 @@ impl Scenario {
     /// As [`Scenario::check`].
     pub fn check_in<B: Backend>(&self, backend: &B, setup: &Setup) -> Result<Compared, String> {
         let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
-        let plays = if self.zombie.is_some() { PLAYS } else { 1 };
-        let batches = (0..plays).map(|play| self.batches(setup.shape, play)).collect::<Result<Vec<_>, _>>();
+        let batches =
+            (0..plays(self.zombie)).map(|play| self.batches(setup.shape, play)).collect::<Result<Vec<_>, _>>();
         let batches = batches.map_err(|error| error.to_string())?;
-        let Some(zombie) = self.zombie else {
-            let play = async |mut ep| {
-                let mut seen = Vec::new();
-                self.play(&mut ep, &world, (0, &batches[0]), &mut seen).await.map(|()| seen)
-            };
-            return backend.run_judged(setup, play, |outcomes| {
-                let seen = finished(outcomes)?;
-                self.compare(&Played::whole(world.clone(), seen), &batches[0])
-            });
-        };
         let play = async |ep: &mut B::Endpoint, number: usize, seen: &mut Vec<Observed>| {
             self.play(ep, &world, (number, &batches[number]), seen).await
         };
-        backend.run_judged(
-            &zombie.haunt(setup),
-            async |mut ep| live(&mut ep, play).await,
-            |stories| {
-                let mut compared = Compared::default();
-                for play in played(zombie, setup, stories)? {
-                    let batches: Vec<_> = batches[play.number].iter().map(|batches| play.batches(batches)).collect();
-                    compared +=
-                        self.compare(&play, &batches).map_err(|error| format!("play {}: {error}", play.number))?;
-                }
-                Ok(compared)
-            },
-        )
+        zombie::run(backend, (setup, self.zombie), play, |play| {
+            let batches: Vec<_> = batches[play.number].iter().map(|batches| play.batches(batches)).collect();
+            self.compare(&play, &batches)
+        })
     }
 
     /// Compares all rounds of a play; what ranks saw is `[ranks][rounds]`. Of a play that did not end well, the rounds that a rank came through,

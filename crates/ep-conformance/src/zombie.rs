@@ -9,12 +9,13 @@ use ep_core::{Endpoint, Error, Failure, Fault, Phase, Rank, RankSet};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Setup, Travels};
+use crate::backend::{Backend, Setup, Travels, finished};
+use crate::verify::Compared;
 use crate::workload::Batch;
 
 /// Times that a rank comes to recover before it gives up a rank that does not come: the others may still wait for their deadlines.
 const PATIENCE: u32 = 3;
-pub(crate) const PLAYS: usize = 2;
+const PLAYS: usize = 2;
 
 /// A rank that is suspended, and how many verbs it does before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,7 +64,7 @@ struct Play<T> {
 
 /// What became of a rank.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Story<T> {
+struct Story<T> {
     plays: Vec<Play<T>>,
     /// What failed while it played.
     failures: Vec<Failure>,
@@ -71,8 +72,42 @@ pub(crate) struct Story<T> {
     end: Option<Error>,
 }
 
+/// How often ranks play of which one may be a zombie.
+pub(crate) const fn plays(zombie: Option<Zombie>) -> usize {
+    if zombie.is_some() { PLAYS } else { 1 }
+}
+
+/// Lets all ranks of `setup` play, with `zombie` among them if there is one, and has `compare` look at what they saw of each play. `play` is told the
+/// number of the play, and notes what it saw.
+pub(crate) fn run<B: Backend, T: Travels + Default + Clone>(
+    backend: &B,
+    (setup, zombie): (&Setup, Option<Zombie>),
+    play: impl AsyncFn(&mut B::Endpoint, usize, &mut T) -> Result<(), Error> + Send + Sync,
+    compare: impl Fn(Played<T>) -> Result<Compared, String>,
+) -> Result<Compared, String> {
+    let Some(zombie) = zombie else {
+        let once = async |mut ep| {
+            let mut seen = T::default();
+            play(&mut ep, 0, &mut seen).await.map(|()| seen)
+        };
+        return backend.run_judged(setup, once, |outcomes| {
+            let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
+            compare(Played { number: 0, world, whole: true, seen: finished(outcomes)? })
+        });
+    };
+    let judge = |stories| {
+        let mut compared = Compared::default();
+        for play in played(zombie, setup, stories)? {
+            let number = play.number;
+            compared += compare(play).map_err(|error| format!("play {number}: {error}"))?;
+        }
+        Ok(compared)
+    };
+    backend.run_judged(&zombie.haunt(setup), async |mut ep| live(&mut ep, &play).await, judge)
+}
+
 /// Plays, comes together with the others, and plays again. `play` is told the number of the play, and notes what it saw.
-pub(crate) async fn live<E: Endpoint, T: Travels + Default>(
+async fn live<E: Endpoint, T: Travels + Default>(
     ep: &mut E,
     play: impl AsyncFn(&mut E, usize, &mut T) -> Result<(), Error>,
 ) -> Story<T> {
@@ -120,11 +155,6 @@ pub(crate) struct Played<T> {
 }
 
 impl<T> Played<T> {
-    /// The only play of ranks that all came through.
-    pub(crate) const fn whole(world: World, seen: Vec<T>) -> Self {
-        Self { number: 0, world, whole: true, seen }
-    }
-
     /// The batches of those who took part.
     pub(crate) fn batches(&self, all: &[Batch]) -> Vec<Batch> {
         let present = |(rank, batch): (u32, &Batch)| {
@@ -135,7 +165,7 @@ impl<T> Played<T> {
 }
 
 /// Checks whom the ranks blamed and who was left, and gives the plays to compare: one at least is whole.
-pub(crate) fn played<T: Default + Clone>(
+fn played<T: Default + Clone>(
     zombie: Zombie,
     setup: &Setup,
     stories: Vec<Option<Story<T>>>,

@@ -665,6 +665,9 @@ EP_HD static inline ep_u32 ep_channel_first(ep_u32 tokens, ep_u32 channels, ep_u
 
 /* --- Alarms: serial 15 bits, verdict 1, op 12, phase 4, peer 16. --- */
 
+/* Set beside the peer of a wait that is in a circle: the peer waits itself, for what leads back to who says so. And beside that of a verdict whose
+   sender has recovered without that peer. */
+#define EP_IN_CIRCLE 0x8000u
 /* The value of an alarm cell. serial is 1 to EP_MAX_ALARM_SERIAL, verdict 0 or 1. */
 EP_HD static inline ep_u64 ep_alarm(ep_u32 serial, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     return ((ep_u64)serial << 33) | ((ep_u64)verdict << 32) | (op % 4096 << 20) | ((ep_u64)phase << 16) | peer;
@@ -680,10 +683,11 @@ EP_HD static inline ep_u32 ep_alarm_whom(ep_u64 alarm) { return (ep_u32)alarm & 
 EP_HD static inline ep_u32 ep_alarm_peer(ep_u64 alarm) { return (ep_u32)alarm & 0x7fff; }
 /* The value of an alarm by which a rank leaves peer, with which it has come through all operations before op. */
 EP_HD static inline ep_u64 ep_alarm_of_leaving(ep_u64 op, ep_u32 phase, ep_u32 peer) {
-    return ep_alarm(EP_MAX_ALARM_SERIAL, 1, op, phase, peer | 0x8000u);
+    return ep_alarm(EP_MAX_ALARM_SERIAL, 1, op, phase, peer | EP_IN_CIRCLE);
 }
+/* Whether an alarm is such a one, for rank me. */
 EP_HD static inline bool ep_alarm_leaves(ep_u64 alarm, ep_u32 me) {
-    return ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_whom(alarm) == (me | 0x8000u);
+    return ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_whom(alarm) == (me | EP_IN_CIRCLE);
 }
 /* Whether an alarm ends operation op of rank me: a verdict, but for one of who leaves me and has come through op. */
 EP_HD static inline bool ep_alarm_ends(ep_u64 alarm, ep_u64 op, ep_u32 me) {

@@ -80,9 +80,6 @@ EP_HD static inline bool ep_consumer_saw(EpConsumer& c, const EpRings& r, ep_u64
        its waits the one nearest to the cause. In the last eighth the ranks give up in turn, lower ranks first. The first names the
        rank that waits for nobody and spreads that verdict, which all take over: so all name the same. --- */
 
-/* Set beside the peer of a wait that is in a circle: the peer waits itself, for what leads back to who says so. */
-#define EP_IN_CIRCLE 0x8000u
-
 /* A wait of the own rank: larger for waits nearer to the cause, of later operations. Never 0. */
 EP_HD static inline ep_u64 ep_wait_key(ep_u64 op, ep_u32 phase, ep_u32 peer) { return op << 20 | (0xfffff - (phase << 16 | peer)); }
 EP_HD static inline ep_u64 ep_key_op(ep_u64 key) { return key >> 20; }

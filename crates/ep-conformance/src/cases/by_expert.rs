@@ -14,9 +14,9 @@ use crate::by_expert::{How, Seen, cached_round, compare, round};
 use crate::drive::{self, Round, bias_rows, upload};
 use crate::harness::Case;
 use crate::scenario::{Scenario, fill_arena};
-use crate::verify::{self, Observed};
+use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
-use crate::zombie::{live, played};
+use crate::zombie::{self, Played, Zombie};
 
 const ALIGNMENTS: [u32; 3] = [1, 8, 128];
 
@@ -162,7 +162,7 @@ impl Stage {
     }
 
     /// Holds what all ranks saw against the oracle.
-    fn compare(&self, stories: Vec<Story>, tells_weights: bool) -> Verdict {
+    fn compare(&self, stories: Vec<Story>, tells_weights: bool) -> Result<Compared, String> {
         let [first, second] = &self.batches;
         let (mut before, mut fresh, mut cached, mut plain) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for story in stories {
@@ -180,8 +180,7 @@ impl Stage {
         let has_tokens = first.iter().any(|batch| batch.tokens > 0);
         ensure(!has_tokens || compared.values > 0, || "nothing was compared".into())?;
         compare(&self.world, (first, second), how, true, &cached).map_err(|mismatch| format!("cached: {mismatch}"))?;
-        verify::run(&self.world, first, &plain).map_err(|mismatch| format!("by source afterwards: {mismatch}"))?;
-        Ok(())
+        verify::run(&self.world, first, &plain).map_err(|mismatch| format!("by source afterwards: {mismatch}"))
     }
 }
 
@@ -196,30 +195,19 @@ pub(super) fn check_in<B: Backend>(
     let stage = Stage::new(scenario, asked, &RankSet::new()).map_err(text)?;
     let tells_weights = backend.lacks(Requirement::SlotWeights).is_none();
     let setup = setup.unwrap_or(&stage.setup);
-    let Some(zombie) = scenario.zombie else {
-        let play = async |mut ep| stage.play(&mut ep).await;
-        return backend.run_judged(setup, play, |outcomes| stage.compare(finished(outcomes)?, tells_weights));
-    };
-    let after = Stage::new(scenario, asked, &zombie.lost(setup)).map_err(text)?;
-    let stage_of = |mask: &RankSet| if mask.is_empty() { &stage } else { &after };
+    let without = |zombie: Zombie| Stage::new(scenario, asked, &zombie.lost(setup));
+    let after = scenario.zombie.map(without).transpose().map_err(text)?;
+    let stage_of = |mask: &RankSet| after.as_ref().filter(|_| !mask.is_empty()).unwrap_or(&stage);
     let play = async |ep: &mut B::Endpoint, _, seen: &mut Vec<Story>| {
         seen.push(stage_of(ep.mask()).play(ep).await?);
         Ok(())
     };
-    backend.run_judged(
-        &zombie.haunt(setup),
-        async |mut ep| live(&mut ep, play).await,
-        |stories| {
-            for play in played(zombie, setup, stories)?.into_iter().filter(|play| play.whole) {
-                let absent = setup.topology.all().filter(|&rank| !play.world.takes_part(rank)).collect();
-                let stories =
-                    play.seen.into_iter().map(|stories| stories.into_iter().next().unwrap_or_default()).collect();
-                let compared = stage_of(&absent).compare(stories, tells_weights);
-                compared.map_err(|error| format!("play {}: {error}", play.number))?;
-            }
-            Ok(())
-        },
-    )
+    let compared = zombie::run(backend, (setup, scenario.zombie), play, |play: Played<Vec<Story>>| {
+        let absent = setup.topology.all().filter(|&rank| !play.world.takes_part(rank)).collect();
+        let stories = play.seen.into_iter().map(|stories| stories.into_iter().next().unwrap_or_default()).collect();
+        if play.whole { stage_of(&absent).compare(stories, tells_weights) } else { Ok(Compared::default()) }
+    });
+    compared.map(drop)
 }
 
 /// Plays it under several seeds.

@@ -6,10 +6,10 @@ use ep_core::reference::World;
 use ep_core::{Endpoint as _, Error, Rank, RankSet, Topology};
 
 use super::scenario::Scenario;
-use crate::backend::{Backend, Setup, Travels, finished};
+use crate::backend::{Backend, Setup, Travels};
 use crate::verify::{Compared, Mismatch};
 use crate::workload::Batch;
-use crate::zombie::{PLAYS, Played, live, played};
+use crate::zombie::{self, Played};
 
 /// What each turn of each play asks for, and the batches of its ranks.
 pub(super) type Plays<A> = Vec<Vec<(A, Vec<Batch>)>>;
@@ -36,7 +36,7 @@ pub(super) fn plays<A>(
             })
             .collect())
     };
-    (0..if scenario.zombie.is_some() { PLAYS } else { 1 }).map(of_play).collect()
+    (0..zombie::plays(scenario.zombie)).map(of_play).collect()
 }
 
 /// Plays them, and compares with the oracle each turn that all ranks came through.
@@ -61,7 +61,7 @@ pub(super) fn check<B: Backend, A: Copy + Debug + Send + Sync, T: Travels + Clon
         }
         Ok(())
     };
-    let compare = |play: &Played<Vec<T>>| {
+    zombie::run(backend, (setup, scenario.zombie), play, |play: Played<Vec<T>>| {
         let absent = |rank: &Rank| !play.world.takes_part(*rank);
         let world = without(setup.topology.all().filter(absent).collect())?;
         let mut compared = Compared::default();
@@ -75,26 +75,8 @@ pub(super) fn check<B: Backend, A: Copy + Debug + Send + Sync, T: Travels + Clon
             }
             let seen: Vec<T> = play.seen.iter().map(|seen| seen.get(at).cloned().unwrap_or_default()).collect();
             compared += compare(&world, &play.batches(batches), *asked, &seen)
-                .map_err(|mismatch| format!("play {}, turn {at}, {asked:?}: {mismatch}", play.number))?;
+                .map_err(|mismatch| format!("turn {at}, {asked:?}: {mismatch}"))?;
         }
         Ok(compared)
-    };
-    let Some(zombie) = scenario.zombie else {
-        let play = async |mut ep| {
-            let mut seen = Vec::new();
-            play(&mut ep, 0, &mut seen).await.map(|()| seen)
-        };
-        return backend.run_judged(setup, play, |outcomes| compare(&Played::whole(world.clone(), finished(outcomes)?)));
-    };
-    backend.run_judged(
-        &zombie.haunt(setup),
-        async |mut ep| live(&mut ep, &play).await,
-        |stories| {
-            let mut compared = Compared::default();
-            for play in played(zombie, setup, stories)? {
-                compared += compare(&play)?;
-            }
-            Ok(compared)
-        },
-    )
+    })
 }
