@@ -22,7 +22,7 @@ const fn fault(plant: Plant, case: &'static str, signs: &'static [&'static str])
 
 /// One that is wrong for a moment, in which somebody must look: on a busy processor nobody may.
 const fn moment(plant: Plant, case: &'static str, signs: &'static [&'static str]) -> Fault {
-    Fault { runs: 4, ..fault(plant, case, signs) }
+    Fault { runs: 8, ..fault(plant, case, signs) }
 }
 
 /// Signs of the oracle.

@@ -18,6 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use ep_conformance::harness::thorough;
+use ep_core::Placement;
 use ep_cuda_twin::Twin;
 use libtest_mimic::{Arguments, Trial};
 
@@ -62,12 +63,13 @@ const CASES: &[Case] = &[
     ("a_dispatch_that_waits_behind_another_s_failure_is_poisoned", failures::not_its_own),
     ("a_rank_that_was_given_up_stores_nowhere_that_is_used_again", given_up::stores),
     ("a_rank_that_was_given_up_stores_into_no_outbox", given_up::outboxes),
-    ("graphs_a_missing_rank_ends_by_deadline", failures::missing),
+    ("graphs_a_missing_rank_ends_by_deadline_through_rings", || failures::missing(Placement::Ring)),
+    ("graphs_a_missing_rank_ends_by_deadline_where_rows_are_placed", || failures::missing(Placement::Direct)),
     ("graphs_a_missing_rank_ends_low_latency_by_deadline", failures::missing_low),
 ];
 
 /// Cases that on GPUs made of software only a thorough run runs: of each, another goes the same ways.
-const LEFT: [&str; 10] = [
+const LEFT: [&str; 11] = [
     "a_rank_that_was_given_up_stores_nowhere_that_is_used_again",
     "graphs_combine_of_rows_from_anywhere_replays",
     "graphs_over_nodes_cached_dispatch_and_combine_replay",
@@ -77,6 +79,7 @@ const LEFT: [&str; 10] = [
     "graphs_low_latency_over_nodes_replays",
     "graphs_low_latency_over_nodes_replays_and_calls_mix",
     "graphs_outlive_their_endpoints",
+    "graphs_a_missing_rank_ends_by_deadline_through_rings",
     "graphs_a_missing_rank_ends_low_latency_by_deadline",
 ];
 
