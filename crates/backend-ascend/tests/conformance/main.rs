@@ -90,7 +90,7 @@ impl Twin {
                 .ok()
                 .map(|seeds| seeds.parse().unwrap_or_else(|_| panic!("{name} is a number of seeds")))
         };
-        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(share(5, 1));
+        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(share(3, 1));
         Self { library, seeds, plant: 0 }
     }
 
