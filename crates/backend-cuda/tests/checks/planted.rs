@@ -22,7 +22,7 @@ const fn fault(plant: Plant, case: &'static str, signs: &'static [&'static str])
 
 /// One that is wrong for a moment, in which somebody must look: on a busy processor nobody may.
 const fn moment(plant: Plant, case: &'static str, signs: &'static [&'static str]) -> Fault {
-    Fault { runs: 8, ..fault(plant, case, signs) }
+    Fault { runs: 4, ..fault(plant, case, signs) }
 }
 
 /// Signs of the oracle.
@@ -72,7 +72,15 @@ pub(crate) const FAULTS: [Fault; 41] = [
     fault(Plant::CountOffByOne, "engine_ranks_that_are_no_power_of_two", &["rows", "recv", "waited", "position"]),
     fault(Plant::PositionOffByOne, "engine_ranks_that_are_no_power_of_two", &["position of a row"]),
     fault(Plant::PlacedOffByOne, "memory_output_in_the_window_is_pulled", &[WRONG_ROWS]),
-    moment(Plant::PlacedEarly, "memory_output_in_the_window_is_pulled", &["operation of a row", "of a row is", "recv"]),
+    // Where ranks share a GPU, of four in a row 2 of 63 went unnoticed.
+    Fault {
+        runs: 8,
+        ..moment(
+            Plant::PlacedEarly,
+            "memory_output_in_the_window_is_pulled",
+            &["operation of a row", "of a row is", "recv"],
+        )
+    },
     moment(Plant::PlacedEarly, BETWEEN, &["operation of a row"]),
     moment(Plant::ForwardedEarly, BETWEEN, &["operation of a row"]),
     fault(Plant::ForwardedOffByOne, BETWEEN, &["position of a row"]),

@@ -145,7 +145,7 @@ const LONG: [&str; 24] = [
     "twin::pulled_rows_of_every_size",
 ];
 
-/// Whether a run that is not thorough runs the case. Over adapters made of software it runs what it runs over adapters that GPUs play, and all that breaks.
+/// Whether a run that is not thorough runs the case. Over adapters made of software it runs what it runs over adapters that GPUs play, and most of what breaks.
 fn takes(name: &str) -> bool {
     if let Some(fault) = name.strip_prefix("planted::") {
         return ALWAYS.iter().any(|plant| fault.starts_with(&format!("{plant:?}_is_caught_by")));
