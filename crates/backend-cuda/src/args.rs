@@ -48,8 +48,8 @@ pub(crate) const COMBINE_WARPS: u32 = 20;
 pub(crate) const COMBINE_BULK_WARPS: u32 = 20;
 /// Warps of a block of the kernels of rings.
 pub(crate) const RING_WARPS: u32 = 8;
-/// Warps of a block of the kernel that combines rings between nodes at most: its roles are played by teams of them. Each
-/// has 168 registers: the posts of a gatherer need so many.
+/// Warps of a block of the kernels of rings between nodes at most: their roles are played by teams of them. Each has 168 registers: the posts of a
+/// gatherer need so many.
 pub(crate) const TEAMS_WARPS: u32 = 12;
 /// Warps of a block of the kernels of outboxes at most.
 pub(crate) const PULLED_WARPS: u32 = 16;
@@ -111,12 +111,14 @@ pub(crate) const COLUMNS: u32 = 4;
 pub(crate) const FETCHES: u32 = 8;
 /// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
 pub(crate) const EXIT_BYTES: u32 = 120;
+/// Bytes that a leader of a dispatch has room in for what it says to its team.
+pub(crate) const BATON_BYTES: u32 = 48;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
 pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 35] = [
+const NUMBERS: [(&str, u32); 36] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
@@ -150,6 +152,7 @@ const NUMBERS: [(&str, u32); 35] = [
     ("TOKENS_HELD", TOKENS_HELD),
     ("COLUMNS", COLUMNS),
     ("EXIT_BYTES", EXIT_BYTES),
+    ("BATON_BYTES", BATON_BYTES),
     ("CHUNK_STATE_BYTES", CHUNK_STATE_BYTES),
     ("COUNTED", COUNTED),
 ];

@@ -31,7 +31,7 @@ use ep_core::topology::Reach;
 use ep_core::transport::{DevicePlace, WindowCopies, WindowMemory};
 use ep_core::{Error, Layout, Rank, RankSet};
 
-use crate::args::{self, DISPATCH_WARPS, EXIT_BYTES, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
+use crate::args::{self, BATON_BYTES, DISPATCH_WARPS, EXIT_BYTES, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
 use crate::checks::{Checks, TestDevice};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Mode, Presence, Scratch, Stream};
 use crate::error::CudaError;
@@ -49,6 +49,7 @@ pub(crate) use low::{check_low, layout_of};
 pub(crate) use options::Options;
 pub(crate) use plan::DevicePlan;
 use roles::Roles;
+use teams::Teams;
 pub(crate) use tally::Tally;
 
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
@@ -437,18 +438,20 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
         let args = &self.with_roles(args);
+        let Teams { roles, warps } = match self.far {
+            Some(_) => Teams::new(args.role_count, self.blocks, self.view.w.nodes),
+            None => Teams { roles: RING_WARPS, warps: 1 },
+        };
+        let of_team = if self.far.is_some() { self.view.w.ranks_per_node * EXIT_BYTES + BATON_BYTES } else { 0 };
+        let shape = Launch {
+            blocks: args.role_count.div_ceil(roles),
+            threads: 32 * roles * warps,
+            shared_memory: roles * of_team,
+            mode: Mode::Cooperative,
+        };
+        let args = &args::DispatchRing { team: warps, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
-        unsafe { self.launch(self.kernels.dispatch_ring, self.for_roles(args.role_count, self.exits()), call, args) }
-    }
-
-    /// Bytes of shared memory that forwarders of a block keep track of their exits in.
-    fn exits(&self) -> u32 {
-        if self.far.is_some() { RING_WARPS * self.view.w.ranks_per_node * EXIT_BYTES } else { 0 }
-    }
-
-    /// A warp for each role.
-    const fn for_roles(&self, roles: u32, shared_memory: u32) -> Launch {
-        Launch { blocks: roles.div_ceil(RING_WARPS), threads: 32 * RING_WARPS, shared_memory, mode: Mode::Cooperative }
+        unsafe { self.launch(self.kernels.dispatch_ring, shape, call, args) }
     }
 
     /// Kernels that wait for nobody and move little.

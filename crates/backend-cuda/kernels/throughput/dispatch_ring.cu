@@ -1,9 +1,10 @@
 /*
  * ep_dispatch_ring_kernel: a dispatch whose rows go through rings (ep_dispatch_ring.h; between nodes ep_dispatch_far.h, within them also to their places).
  *
- *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
+ *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative); between nodes so many for each role as a team has,
+ *            and a block has all warps of a team
  *   roles    those of the rings. The block that comes last ends the operation
- *   memory   shared, where there are several nodes: what forwarders need
+ *   memory   shared, between nodes: for each team exits of a forwarder, and what its leader says
  *
  * With direct placement on one node it follows ep_dispatch_kernel where that has too few warps for all roles; it ends at once where that left
  * nothing to do.
@@ -20,16 +21,22 @@ EP_DEV void ep_open_all(const EpRank& r, const EpDispatchRingArgs& a, ep_u64 beg
     for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += ep_threads())
         if (ep_is_neighbour(r, peer)) ep_open(r, peer);
 }
+#define EP_DISPATCH_RING_WARPS EP_TEAMS_WARPS
+#else
+#define EP_DISPATCH_RING_WARPS EP_RING_WARPS
 #endif
 
-EP_KERNEL(32 * EP_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpDispatchRingArgs) a) {
+EP_KERNEL(32 * EP_DISPATCH_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpDispatchRingArgs) a) {
     if (ep_block_any(ep_closed(r))) return;
 #ifdef EP_FAR_H
     const ep_u64 began = ep_now();
     if (ep_block() == 0) ep_open_all(r, a, began);
-    const ep_u32 in_block = ep_thread() / 32, warp = ep_block() * (ep_threads() / 32) + in_block;
-    ep_play_far_role(r, a, warp, (EpExit*)ep_exits + in_block * r.w.ranks_per_node, began);
-    ep_play_near_role(r, a, warp, began);
+    const EpTeam team = ep_team(ep_thread() / 32, a.team);
+    const ep_u32 teams = ep_threads() / 32 / team.warps, number = ep_block() * teams + team.number, exits = r.w.ranks_per_node;
+    EpExit* own = (EpExit*)ep_exits + team.number * exits;
+    ep_u8* baton = (ep_u8*)((EpExit*)ep_exits + teams * exits) + team.number * EP_BATON_BYTES;
+    ep_play_far_role(r, a, number, team, own, baton, began);
+    ep_play_near_role(r, a, number, team, baton, began);
 #else
     if (a.notes && ep_local(r)->rings == 0) return;
     const ep_u64 began = ep_now();

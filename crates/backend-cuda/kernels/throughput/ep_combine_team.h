@@ -14,14 +14,7 @@
 #ifndef EP_COMBINE_TEAM_H
 #define EP_COMBINE_TEAM_H
 #include "ep_combine_ring.h"
-
-struct EpTeam {
-    ep_u32 number; /* in the block */
-    ep_u32 member, warps;
-};
-
-EP_DEV EpTeam ep_team(ep_u32 warp, ep_u32 warps) { return EpTeam{warp / warps, warp % warps, warps}; }
-EP_DEV bool ep_leads(const EpTeam& team) { return team.member == 0; }
+#include "ep_team.h"
 
 /* What the leader says of the next token: its rows are there; they are late, so all bring what they have to its end; there is none; the operation has failed. */
 #define EP_TEAM_FOUND 0u

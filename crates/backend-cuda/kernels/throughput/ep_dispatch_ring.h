@@ -146,11 +146,11 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
     if (lane == 0) ep_inlet_close(r, ring);
 }
 
-/* The own rows of a channel. */
-EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel) {
+/* The own rows of a channel: every `warps`-th token, of each of so many warps. */
+EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, ep_u32 member = 0, ep_u32 warps = 1) {
     const ep_u32 lane = ep_warp_lane(), first = ((const ep_u32*)a.first_of)[r.me];
     const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, channel + 1);
-    for (ep_u32 token = ep_channel_first(a.tokens, a.rings.channels, channel); token < end; ++token) {
+    for (ep_u32 token = ep_channel_first(a.tokens, a.rings.channels, channel) + member; token < end; token += warps) {
         const ep_i32 position = ((const ep_i32*)a.position)[(ep_u64)token * r.w.ranks + r.me];
         if (position < 0) continue;
         const ep_u32 row = first + (ep_u32)position;

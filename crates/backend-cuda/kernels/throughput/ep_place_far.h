@@ -2,15 +2,16 @@
  * ep_place_far.h: rows that are placed within a node, of launches over several nodes. The far hop always goes through a ring; whoever then has a row for a rank
  * of its node, its sender or the forwarder, puts it to its final place where that rank granted a block.
  *
- *   roles    one warp each, as those of rings: sender to a rank of the node; receiver of a source's rows, which waits until they are placed; keeper of the own
- *            rows. Each begins with the note of the rank that it serves
+ *   roles    as those of rings: sender to a rank of the node; receiver of a source's rows, which waits until they are placed; keeper of the own
+ *            rows. Each begins with the note of the rank that it serves. A team each (ep_team.h), whose warps place rows in turn; its leader alone has rings
  *   memory   blocks in the windows of the node's ranks: of a row codes, scales and header lie apart (ep_block_...)
- *   rules    F3: all lanes have met, and one has fenced, when Placed is published: once for each track, by the warp that placed the track's rows.
+ *   rules    F3: all lanes have met, and one has fenced, when Placed is published: once for each track, by the leader of those that placed the track's rows, behind their meeting.
  *            F8: a block that a note names is compared with the window. No circle of waits: placing waits for notes alone, which wait for nobody's rows
  */
 #ifndef EP_PLACE_FAR_H
 #define EP_PLACE_FAR_H
 #include "ep_dispatch_ring.h"
+#include "ep_team.h"
 
 /* Where the parts of a row go: to a slot, or to a block. */
 struct EpSpot {
@@ -78,16 +79,24 @@ EP_DEV void ep_plant_placed(const EpRank& r, ep_u32 plant, ep_u32 peer, ep_u32 t
 #endif
 }
 
-/* Places the own rows of a channel at peer, or at this rank. */
-EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpSpot& first) {
+/* What a leader says of the rows that a rank of the node gets: where the first goes, and whether they are placed at all. */
+struct EpPlacing {
+    EpSpot first;
+    ep_u32 placed;
+};
+static_assert(sizeof(EpPlacing) <= EP_BATON_BYTES, "the host makes room for another EpPlacing");
+
+/* Places the own rows of a channel at peer, or at this rank: every `warps`-th, of each warp of a team. */
+EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, const EpSpot& first) {
     const ep_u32 lane = ep_warp_lane(), peer = role.peer;
     const ep_i32* positions = (const ep_i32*)a.position;
     const ep_u32 begin = ep_channel_first(a.tokens, a.rings.channels, role.channel);
     const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, role.channel + 1);
-    if (peer != r.me) ep_plant_placed(r, EP_PLANT_PLACED_EARLY, peer, role.track);
+    ep_u32 turn = 0;
     for (ep_u32 base = begin; base < end; base += 32) {
         const ep_i32 mine = base + lane < end ? positions[(ep_u64)(base + lane) * r.w.ranks + peer] : -1;
         for (ep_u32 votes = ep_warp_votes(mine >= 0); votes; votes &= votes - 1) {
+            if (turn++ % team.warps != team.member) continue;
             const ep_u32 bit = ep_lowest_bit(votes), token = base + bit;
             const ep_u32 position = (ep_u32)ep_warp_shuffle(mine, bit);
             const EpSpot to = ep_spot_after(r, first, position);
@@ -97,27 +106,43 @@ EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole&
             ep_copy_payload(r, a, to.codes, to.scales, token);
         }
     }
-    if (peer != r.me) ep_say_placed(r, peer, role.track);
+    if (peer == r.me) return;
+    ep_team_meet(team.number, team.warps);
+    if (ep_leads(team)) ep_say_placed(r, peer, role.track);
 }
 
-/* The roles of a node's rows, by rings and to blocks: that of warp `warp` of all that the launch has. */
-EP_DEV void ep_play_near_role(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 warp, ep_u64 began) {
-    if (warp >= a.role_count) return;
-    const EpRole role = ((const EpRole*)a.roles)[warp];
+/* Rows of this rank for one of its node, or for itself where it granted a block: to their places, or into the ring, by the leader alone. */
+EP_DEV void ep_give(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, void* baton, ep_u64 began) {
+    EpPlacing* says = (EpPlacing*)baton;
+    bool right = true;
+    if (ep_leads(team)) {
+        EpSpot first;
+        right = ep_find_spot(r, a, r.me, role.peer, began, &first);
+        const bool placed = right && ep_is_somewhere(first.codes);
+        if (placed && role.peer != r.me) ep_plant_placed(r, EP_PLANT_PLACED_EARLY, role.peer, role.track);
+        if (ep_warp_lane() == 0) *says = EpPlacing{first, placed};
+    }
+    ep_team_meet(team.number, team.warps);
+    const EpPlacing placing = *says;
+    if (placing.placed) ep_place(r, a, role, team, placing.first);
+    else if (ep_leads(team) && right) ep_send(r, a, role, began);
+}
+
+/* The roles of a node's rows, by rings and to blocks: the `number`-th of all that the launch has. Rings are their leader's. */
+EP_DEV void ep_play_near_role(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 number, const EpTeam& team, void* baton, ep_u64 began) {
+    if (number >= a.role_count) return;
+    const EpRole role = ((const EpRole*)a.roles)[number];
     if (!ep_takes_part(r, role.peer)) return;
     const bool grants = a.notes && a.base != EP_NO_BASE;
     const bool sends = role.duty == EP_DUTY_SENDER && !ep_is_beyond(r, role.peer);
     if (sends || (role.duty == EP_DUTY_COLLECTOR && grants)) {
-        EpSpot first;
-        if (!ep_find_spot(r, a, r.me, role.peer, began, &first)) return;
-        if (ep_is_somewhere(first.codes)) ep_place(r, a, role, first);
-        else ep_send(r, a, role, began);
+        ep_give(r, a, role, team, baton, began);
     } else if (role.duty == EP_DUTY_COLLECTOR) {
-        ep_keep_own(r, a, role.channel);
-    } else if (role.duty == EP_DUTY_RECEIVER && !grants) {
-        ep_receive(r, a, role, began);
-    } else if (role.duty == EP_DUTY_RECEIVER && ep_warp_lane() == 0) {
-        ep_wait(r, ep_gate(r, role.peer), ep_lane_data(role.track), EP_COUNTER_PLACED, ep_op(r), EP_PHASE_ROWS, began);
+        ep_keep_own(r, a, role.channel, team.member, team.warps);
+    } else if (role.duty == EP_DUTY_RECEIVER && ep_leads(team)) {
+        if (!grants) ep_receive(r, a, role, began);
+        else if (ep_warp_lane() == 0)
+            ep_wait(r, ep_gate(r, role.peer), ep_lane_data(role.track), EP_COUNTER_PLACED, ep_op(r), EP_PHASE_ROWS, began);
     }
 }
 #endif

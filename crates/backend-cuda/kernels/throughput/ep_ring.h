@@ -128,16 +128,21 @@ EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, 
     return ep_warp_shuffle(free, 0);
 }
 
-/* Whether a ring between nodes has room for a row behind `ahead` that are being filled, and its staging memory too, once it is flushed; by a look, not by a wait. */
-EP_DEV bool ep_outlet_has_room(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u32 ahead) {
-    if (ahead >= ep_staging_slots(r.w, rings, o.track)) return false;
-    if (o.ring.tail + ahead - o.ring.head < rings.slots) return true;
+/* Looks how far the consumer is, and waits for nothing. */
+EP_DEV void ep_outlet_refresh(const EpRank& r, EpOutlet& o) {
     if (ep_warp_lane() == 0) {
         const ep_u64 head = ep_peek(r, o.peer, ep_lane_credit(o.track), EP_COUNTER_HEAD);
         /* What cannot be is left to who waits. */
         if (head > o.ring.head && ep_producer_saw(o.ring, head)) ep_event(r, EP_EVENT_SAW_HEAD, o.peer, o.track, head, ep_op(r));
     }
     o.ring.head = ep_warp_shuffle(o.ring.head, 0);
+}
+
+/* Whether a ring between nodes has room for a row behind `ahead` that are being filled, and its staging memory too, once it is flushed; by a look, not by a wait. */
+EP_DEV bool ep_outlet_has_room(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u32 ahead) {
+    if (ahead >= ep_staging_slots(r.w, rings, o.track)) return false;
+    if (o.ring.tail + ahead - o.ring.head < rings.slots) return true;
+    ep_outlet_refresh(r, o);
     return o.ring.tail + ahead - o.ring.head < rings.slots;
 }
 

@@ -147,6 +147,10 @@ c_struct! {
         pub(crate) fanout: u64,
         /// Between nodes: the block granted to the ranks of this node, or EP_NO_BASE.
         pub(crate) base: u64,
+        /// Between nodes: warps of a team, which plays a role.
+        pub(crate) team: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 

@@ -1,4 +1,4 @@
-//! How many warps of a block play a role of a combine through rings together: a team (`ep_combine_team.h`).
+//! How many warps of a block play a role of rings between nodes together: a team (`ep_team.h`).
 
 use super::desk::Desk;
 use crate::args::{RING_WARPS, TEAMS_WARPS};

@@ -117,8 +117,13 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         ),
     ),
     (
-        "F9: a forwarder's credit by a lane that has not met the others",
-        ("ep_dispatch_far.h", "        ep_warp_meet();\n        ep_poison(r, at,", "        ep_poison(r, at,"),
+        "F9: a forwarder's credit by a leader that has not met its team",
+        (
+            "ep_forward.h",
+            "        ep_forward_rows(r, a, far, f, going, team);\n        ep_team_meet(team.number, team.warps);\n",
+            "        for (ep_u32 i = 0; i < 200 && !leads; ++i) ep_nap(1000);\n        \
+             ep_forward_rows(r, a, far, f, going, team);\n",
+        ),
     ),
     (
         "a run that goes on where the staging memory begins anew",

@@ -231,6 +231,7 @@ EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Par
     a.matrix = address(p.matrix);
     a.tokens_of = address(p.tokens_of);
     a.fanout = address(p.fanout);
+    a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 1) % 4 : 1;
     return a;
 }
 
@@ -265,7 +266,9 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
 /* A rank's rounds, one launch after the other, whatever the others are at. */
 void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
     const EpWindow& w = rank.view.w;
-    const auto blocks = [](ep_u32 roles) { return (roles + EP_RING_WARPS - 1) / EP_RING_WARPS; };
+    /* Teams of a block, as many as have room. */
+    const auto teams = [](ep_u32 warps) { return warps == 1 ? EP_RING_WARPS : EP_TEAMS_WARPS / warps; };
+    const auto blocks = [](ep_u32 roles, ep_u32 teams) { return (roles + teams - 1) / teams; };
     const auto launch = [&](unsigned blocks, unsigned warps, std::size_t pool, const auto& kernel) {
         toy::launch({blocks, warps, pool}, ++seed, toy::all_windows, kernel);
     };
@@ -280,14 +283,14 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
         r.kind = EP_KIND_DISPATCH;
         r.plan = (ep_u64)&plan;
         launch(1, EP_COUNTS_THREADS / toy::kLanes, 0, [&] { ep_counts_kernel(r, counts); });
-        launch(blocks(dispatch.role_count), EP_RING_WARPS, EP_RING_WARPS * w.ranks_per_node * EP_EXIT_BYTES,
+        const ep_u32 send = teams(dispatch.team);
+        launch(blocks(dispatch.role_count, send), send * dispatch.team, send * (w.ranks_per_node * EP_EXIT_BYTES + EP_BATON_BYTES),
                [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
         launch(1, 1, 0, [&] { ep_offer_none_kernel(r, combine); });
-        /* Teams of a block, as many as have room. */
-        const ep_u32 teams = combine.team == 1 ? EP_RING_WARPS : EP_TEAMS_WARPS / combine.team;
-        const std::size_t pool = w.ranks * EP_SOURCE_BYTES + teams * ep_desk_bytes(r, combine.depth, EP_COLUMNS * 512, combine.team);
-        launch((combine.role_count + teams - 1) / teams, teams * combine.team, pool, [&] { ep_combine_ring_kernel(r, combine); });
+        const ep_u32 sum = teams(combine.team);
+        const std::size_t pool = w.ranks * EP_SOURCE_BYTES + sum * ep_desk_bytes(r, combine.depth, EP_COLUMNS * 512, combine.team);
+        launch(blocks(combine.role_count, sum), sum * combine.team, pool, [&] { ep_combine_ring_kernel(r, combine); });
     }
 }
 

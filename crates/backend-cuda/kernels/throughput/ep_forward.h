@@ -1,0 +1,352 @@
+/*
+ * ep_forward.h: what comes along the rail, to the ranks of this node that its masks name.
+ *
+ *   roles    a team each (ep_team.h): forwarder of what a rank of another node sends on a channel. Up to 32 rows go on from one meeting to the next; each of
+ *            the team's warps lays whole rows, and finds by itself where they go: lane i looks at the batch's i-th row
+ *   memory   shared: for each rank of the node an exit
+ *   rules    a forwarder that waits has published all that is pending, and returned all credit
+ */
+#ifndef EP_FORWARD_H
+#define EP_FORWARD_H
+#include "ep_place_far.h"
+#include "ep_team.h"
+
+/* Where a forwarder's rows leave for one rank of its node. */
+struct EpExit {
+    EpOutlet ring;
+    EpSpot first; /* where its first row of the source is placed; nowhere where the ring brings them */
+    ep_u32 next;  /* the position of its next row */
+    ep_u32 left;  /* rows that are still to come for it */
+};
+static_assert(sizeof(EpExit) <= EP_EXIT_BYTES, "the host makes room for another EpExit");
+
+/* What the leader says: so many rows from the inlet's head on go on; none where there is no more, or something is wrong. */
+struct EpForwarding {
+    EpInlet inlet;
+    ep_u32 rows;
+};
+static_assert(sizeof(EpForwarding) <= EP_BATON_BYTES, "the host makes room for another EpForwarding");
+
+/* The ring of an exit, as all lanes use it; and back. */
+EP_DEV void ep_exit_keep(EpExit& exit, const EpOutlet& ring) {
+    ep_warp_meet();
+    if (ep_warp_lane() == 0) exit.ring = ring;
+    ep_warp_meet();
+}
+
+/* Whether rows leave by the ring: neither for this rank, nor for one that granted a block. */
+EP_DEV bool ep_exit_is_ring(const EpRank& r, const EpExit* exits, ep_u32 local) {
+    return local != r.me % r.w.ranks_per_node && !ep_is_somewhere(exits[local].first.codes);
+}
+
+/* Publishes the tails of all exits: the forwarder is about to wait. */
+EP_DEV void ep_exits_publish(const EpRank& r, const EpRings& rings, EpExit* exits) {
+    if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+        if (!ep_exit_is_ring(r, exits, local)) continue;
+        EpOutlet ring = exits[local].ring;
+        ep_outlet_publish(r, rings, ring);
+        ep_exit_keep(exits[local], ring);
+    }
+}
+
+/* A forwarder at work. All lanes hold the same values. */
+struct EpForwarder {
+    EpInlet inlet; /* the leader's alone is right */
+    EpExit* exits; /* [ranks of the node] */
+    ep_u32 source, first; /* whose rows they are; the first rank of this node */
+    ep_u64 began;
+};
+
+/* Opens the way to a rank of the node. */
+EP_DEV bool ep_exit_open(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 local, ep_u32 track) {
+    const ep_u32 rank = f.first + local;
+    EpSpot first;
+    if (!ep_find_spot(r, a, f.source, rank, f.began, &first)) return false;
+    if (ep_warp_lane() == 0) f.exits[local].first = first;
+    ep_warp_meet();
+    if (rank != r.me && !ep_exit_is_ring(r, f.exits, local)) ep_plant_placed(r, EP_PLANT_FORWARDED_EARLY, rank, track);
+    if (!ep_exit_is_ring(r, f.exits, local)) return true;
+    EpOutlet ring;
+    EpAt to;
+    if (!ep_outlet_open(r, ring, rank, track, f.began) || !ep_outlet_slot(r, a.rings, ring, f.began, &to)) return false;
+    if (ep_warp_lane() == 0) ep_put_message(to, ep_header(r, f.exits[local].left, f.exits[local].next));
+    ep_outlet_push(r, a.rings, ring);
+    ep_exit_keep(f.exits[local], ring);
+    return true;
+}
+
+/* Takes the slot that opens the ring, and opens the way to every rank of the node. Rows that come, EP_FULL where they do not. */
+EP_DEV ep_u32 ep_forward_open(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 track) {
+    const ep_u32 lane = ep_warp_lane(), source = f.source;
+    if (!ep_inlet_next(r, far, f.inlet, f.began)) return EP_FULL;
+    const ep_u8* at = ep_inlet_slot(r, far, f.inlet);
+    const EpOpHeader h = ep_read_opening(at);
+    bool right = lane != 0 || ep_check_header(r, h, source);
+    for (ep_u32 local = lane; local < r.w.ranks_per_node; local += 32) {
+        const volatile EpShare* share = (const volatile EpShare*)(at + sizeof(EpOpHeader)) + local;
+        f.exits[local].next = share->first;
+        f.exits[local].left = share->rows;
+        const ep_u64 due = ((const ep_u32*)a.matrix)[source * r.w.ranks + f.first + local], last = (ep_u64)share->first + share->rows;
+        if (last > due) {
+            ep_fail_mismatch(r, source, EP_FIELD_ROWS_SENT, due, last);
+            right = false;
+        }
+    }
+    if (!ep_warp_all(right)) return EP_FULL;
+    ep_warp_meet();
+    ep_poison(r, at, (ep_u32)r.w.far_slot_bytes);
+    ep_inlet_pop(r, far, f.inlet, lane == 0);
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local)
+        if (!ep_exit_open(r, a, f, local, track)) return EP_FULL;
+    return h.rows;
+}
+
+/* Choice k of a row that came along the rail, as rank sees it. */
+EP_DEV EpChoice ep_localized(const EpRank& r, const ep_u8* at, ep_u32 rank, ep_u32 k) {
+    const volatile EpChoice* far = (const volatile EpChoice*)(at + sizeof(EpRowHeader)) + k;
+    const ep_i64 expert = (ep_i64)far->expert - (ep_i64)rank * r.w.local_experts;
+    if (far->expert < 0 || expert < 0 || expert >= (ep_i64)r.w.local_experts) return EpChoice{-1, 0.0f};
+    return EpChoice{(ep_i32)expert, far->weight};
+}
+
+/* Takes a row of its own. */
+EP_DEV void ep_forward_own(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const ep_u8* at, ep_u32 token, ep_u32 position) {
+    const ep_u32 row = ((const ep_u32*)a.first_of)[f.source] + position;
+    for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32) ep_keep(r, a, row, f.source, token, k, ep_localized(r, at, r.me, k));
+    const ep_u8* payload = at + r.w.header_bytes;
+    ep_copy_row(ep_out_codes(r, a, row), payload, (ep_u32)r.w.scales_offset);
+    ep_copy_words(ep_out_scales(r, a, row), payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
+}
+
+/* Lays a row where rank finds it. */
+EP_DEV void ep_lay_forwarded(const EpRank& r, const EpForwarder& f, const ep_u8* at, const EpSpot& to, ep_u32 rank, ep_u32 token, ep_u32 position) {
+    const ep_u32 lane = ep_warp_lane();
+    if (lane == 0) ep_put16(to.header, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
+    for (ep_u32 k = lane; k < r.w.topk; k += 32)
+        ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
+    const ep_u8* payload = at + r.w.header_bytes;
+    ep_copy_row(to.codes, payload, (ep_u32)r.w.scales_offset);
+    ep_copy_words(to.scales, payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
+}
+
+/* Where a row is placed at a rank of the node, or at this one. */
+EP_DEV EpSpot ep_forward_spot(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, ep_u32 local, ep_u32 position) {
+    ep_u32 place = position;
+    if (ep_planted(r, EP_PLANT_FORWARDED_OFF_BY_ONE)) place = (position + 1) % ((const ep_u32*)a.matrix)[f.source * r.w.ranks + f.first + local];
+    return ep_spot_after(r, f.exits[local].first, place);
+}
+
+/* Where one goes in the ring into a rank of the node, behind `before` others. */
+EP_DEV EpSpot ep_forward_slot(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, ep_u32 local, ep_u32 before) {
+    EpProducer ring = f.exits[local].ring.ring;
+    ring.tail += before + (ep_planted(r, EP_PLANT_WRONG_SLOT) ? 1 : 0);
+    const ep_u64 slot = ep_ring_slot(r.w, a.rings, r.me, f.exits[local].ring.track, ep_producer_slot(ring, a.rings));
+    return ep_spot_of_slot(r, ep_at(r, f.first + local, slot));
+}
+
+/* Notes that the tokens begin .. end went to no rank of this node. */
+EP_DEV void ep_forward_none(const EpRank& r, ep_i32* fanout, ep_u32 begin, ep_u32 end) {
+    const ep_u64 last = (ep_u64)end * r.w.ranks_per_node;
+    for (ep_u64 at = (ep_u64)begin * r.w.ranks_per_node + ep_warp_lane(); at < last; at += 32) fanout[at] = -1;
+}
+
+/* Of a batch's rows those that go to the rank `local` of the node, a bit each. `word`: of the row that a lane looks at, that of its mask with this rank. */
+EP_DEV ep_u32 ep_votes_for(ep_u32 word, ep_u32 local) { return ep_warp_votes(word >> local % 32 & 1); }
+
+/* The word of the mask of the row at `at` that has the rank `local`, which is the first of a word; 0 where a lane has no row. */
+EP_DEV ep_u32 ep_mask_word(const EpRank& r, const ep_u8* at, ep_u32 local, bool has) {
+    return has ? ((const volatile ep_u32*)(at + r.w.wire_bytes))[local / 32] : 0;
+}
+
+/* A bit for each of a batch's first rows. */
+EP_DEV ep_u32 ep_first_rows(ep_u32 rows) { return rows == 32 ? EP_FULL : (1u << rows) - 1; }
+
+/* For how many of `wanted` rows the ring into the rank `local` has room. Waits for that of the first one where it is the batch's first, politely. */
+EP_DEV bool ep_exit_room(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 local, bool first, ep_u32 wanted, ep_u32* room) {
+    EpOutlet ring = f.exits[local].ring;
+    if (ring.ring.tail + wanted - ring.ring.head > a.rings.slots) ep_outlet_refresh(r, ring);
+    ep_exit_keep(f.exits[local], ring);
+    if (first && ep_producer_is_full(ring.ring, a.rings)) {
+        ep_exits_publish(r, a.rings, f.exits);
+        if (ep_warp_lane() == 0) ep_inlet_return(r, f.inlet);
+        ring = f.exits[local].ring;
+    }
+    EpAt at;
+    if (first && !ep_outlet_slot(r, a.rings, ring, f.began, &at)) return false;
+    *room = (ep_u32)(a.rings.slots - (ring.ring.tail - ring.ring.head));
+    ep_exit_keep(f.exits[local], ring);
+    return true;
+}
+
+/* Rows that go on at once; of the lane's one the token, and the first that it might have been. */
+struct EpBatchOfRail {
+    ep_u32 rows;
+    ep_u32 token, from;
+};
+
+/* Those of the next `rows` rows, up to 32, that go on at once: before the first for which some ring has no room. None where something is wrong. By the
+   leader. */
+EP_DEV EpBatchOfRail ep_rows_that_go(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 rows, ep_u32 next,
+                                     ep_u32 end) {
+    const ep_u32 lane = ep_warp_lane();
+    const bool has = lane < rows;
+    const ep_u8* at = ep_inlet_slot(r, far, f.inlet, has ? lane : 0);
+    ep_u32 token = 0;
+    bool right = true;
+    if (has) right = ep_check_row(r, at, f.source, 0, &token);
+    const ep_u32 before = ep_warp_shuffle(token, lane == 0 ? 0 : lane - 1), from = lane == 0 ? next : before + 1;
+    const EpBatchOfRail none = {0, token, from};
+    if (has && right && (token < from || token >= end)) {
+        ep_fail_mismatch(r, f.source, EP_FIELD_ROW_TOKEN, from, token);
+        right = false;
+    }
+    if (!ep_warp_all(right)) return none;
+    ep_u32 go = rows, word = 0;
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+        if (local % 32 == 0) word = ep_mask_word(r, at, local, has);
+        ep_u32 votes = ep_votes_for(word, local);
+        if (ep_bits(votes) > f.exits[local].left) {
+            if (lane == 0) ep_fail_mismatch(r, f.source, EP_FIELD_ROWS_SENT, f.exits[local].left, ep_bits(votes));
+            return none;
+        }
+        if (votes == 0 || !ep_exit_is_ring(r, f.exits, local)) continue;
+        ep_u32 room;
+        if (!ep_exit_room(r, a, f, local, votes & 1, ep_bits(votes), &room)) return none;
+        for (ep_u32 i = 0; i < room && votes; ++i) votes &= votes - 1;
+        if (votes && ep_lowest_bit(votes) < go) go = ep_lowest_bit(votes);
+    }
+    return EpBatchOfRail{go, token, from};
+}
+
+/* Lays the rows that go on where they go, those of one warp of the team. */
+EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, const EpForwarder& f, const EpForwarding& going,
+                            const EpTeam& team) {
+    const ep_u32 lane = ep_warp_lane();
+    const bool has = lane < going.rows;
+    const ep_u8* looks_at = ep_inlet_slot(r, far, going.inlet, has ? lane : 0);
+    const ep_u32 tokens = ((const volatile EpRowHeader*)looks_at)->source_token;
+#pragma unroll 1
+    for (ep_u32 i = team.member; i < going.rows; i += team.warps) {
+        const ep_u8* at = ep_inlet_slot(r, far, going.inlet, i);
+        const ep_u32 token = ep_warp_shuffle(tokens, i);
+        ep_u32 word = 0;
+        for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+            if (local % 32 == 0) word = ep_mask_word(r, looks_at, local, has);
+            const ep_u32 votes = ep_votes_for(word, local), before = ep_bits(votes & ep_first_rows(i));
+            if (!(votes >> i & 1)) continue;
+            const ep_u32 position = f.exits[local].next + before;
+            const bool placed = ep_is_somewhere(f.exits[local].first.codes);
+            if (!placed && f.first + local == r.me) {
+                ep_forward_own(r, a, f, at, token, position);
+                continue;
+            }
+            const EpSpot to = placed ? ep_forward_spot(r, a, f, local, position) : ep_forward_slot(r, a, f, local, before);
+            ep_lay_forwarded(r, f, at, to, f.first + local, token, position);
+        }
+    }
+}
+
+/* Rows have been laid: notes where they went, pushes them, and gives their slots back. By the leader. */
+EP_DEV void ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, const EpBatchOfRail& batch, ep_i32* fanout) {
+    const ep_u32 lane = ep_warp_lane(), rows = batch.rows, token = batch.token;
+    const bool has = lane < rows;
+    const ep_u8* at = ep_inlet_slot(r, far, f.inlet, has ? lane : 0);
+    for (ep_u32 none = batch.from; has && none < token; ++none)
+        for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) fanout[(ep_u64)none * r.w.ranks_per_node + local] = -1;
+    ep_u32 word = 0;
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+        if (local % 32 == 0) word = ep_mask_word(r, at, local, has);
+        const ep_u32 votes = ep_votes_for(word, local), count = ep_bits(votes), next = f.exits[local].next;
+        const bool goes = votes >> lane & 1;
+        if (has) fanout[(ep_u64)token * r.w.ranks_per_node + local] = goes ? (ep_i32)(next + ep_bits(votes & ep_first_rows(lane))) : -1;
+        if (ep_exit_is_ring(r, f.exits, local)) {
+            EpOutlet ring = f.exits[local].ring;
+#pragma unroll 1
+            for (ep_u32 i = 0; i < count; ++i) ep_outlet_push(r, a.rings, ring);
+            ep_exit_keep(f.exits[local], ring);
+        }
+        ep_warp_meet();
+        if (lane == 0) {
+            f.exits[local].next = next + count;
+            f.exits[local].left -= count;
+        }
+        ep_warp_meet();
+    }
+#pragma unroll 1
+    for (ep_u32 i = 0; i < rows; ++i) {
+        ep_poison(r, ep_inlet_slot(r, far, f.inlet), (ep_u32)r.w.far_slot_bytes);
+        ep_inlet_pop(r, far, f.inlet, lane == 0);
+    }
+}
+
+/* All rows of the rail have gone on: no token behind them did. By the leader. */
+EP_DEV void ep_forward_close(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 track) {
+    if (ep_warp_lane() == 0) ep_inlet_close(r, f.inlet);
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+        if (f.first + local == r.me) continue;
+        if (!ep_exit_is_ring(r, f.exits, local)) {
+            ep_say_placed(r, f.first + local, track);
+            continue;
+        }
+        EpOutlet ring = f.exits[local].ring;
+        ep_outlet_close(r, a.rings, ring);
+    }
+}
+
+/* Waits for rows, politely; how many there are, up to `most`, none where none will come. By the leader. */
+EP_DEV ep_u32 ep_rows_of_rail(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 most) {
+    const ep_u32 lane = ep_warp_lane();
+    const bool waits = lane == 0 && !ep_inlet_look(r, far, f.inlet);
+    if (ep_warp_any(waits)) ep_exits_publish(r, a.rings, f.exits);
+    if (!ep_inlet_next(r, far, f.inlet, f.began)) return 0;
+    if (lane == 0) ep_inlet_plant(r, f.inlet);
+    const ep_u64 there = ep_warp_shuffle(f.inlet.ring.tail - f.inlet.ring.head, 0);
+    return there < most ? (ep_u32)there : most;
+}
+
+EP_DEV void ep_forward(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, EpExit* exits, void* baton, ep_u64 began) {
+    const ep_u32 lane = ep_warp_lane(), source = role.peer, track = ep_far_track(r.w, role.channel);
+    const EpRings far = ep_rings_of(r, a.rings, track);
+    const bool leads = ep_leads(team);
+    EpForwarding* says = (EpForwarding*)baton;
+    EpForwarder f;
+    f.exits = exits;
+    f.source = source;
+    f.first = r.me - r.me % r.w.ranks_per_node;
+    f.began = began;
+    ep_i32* fanout = ep_fanout_of(r, a.fanout, a.tokens_of, source);
+    const ep_u32 tokens = ((const ep_u32*)a.tokens_of)[source];
+    const ep_u32 end = ep_channel_first(tokens, a.rings.channels, role.channel + 1);
+    ep_u32 next = ep_channel_first(tokens, a.rings.channels, role.channel), left = 0;
+    bool right = true;
+    if (leads) {
+        ep_inlet_open(r, f.inlet, source, track);
+        if (lane == 0) ep_inlet_begin(r, f.inlet);
+        left = ep_forward_open(r, a, far, f, role.track);
+        right = left != EP_FULL;
+        if (right && lane == 0) ep_tally_far(r, 1, source, left);
+    }
+    for (;;) {
+        EpBatchOfRail batch = {0, 0, 0};
+        if (leads) {
+            const ep_u32 rows = right && left > 0 ? ep_rows_of_rail(r, a, far, f, left < 32 ? left : 32) : 0;
+            if (rows > 0) batch = ep_rows_that_go(r, a, far, f, rows, next, end);
+            right = right && (left == 0 || batch.rows > 0);
+            if (lane == 0) *says = EpForwarding{f.inlet, batch.rows};
+        }
+        ep_team_meet(team.number, team.warps);
+        const EpForwarding going = *says;
+        if (going.rows == 0) break;
+        ep_forward_rows(r, a, far, f, going, team);
+        ep_team_meet(team.number, team.warps);
+        if (!leads) continue;
+        ep_rows_went(r, a, far, f, batch, fanout);
+        next = ep_warp_shuffle(batch.token, batch.rows - 1) + 1;
+        left -= batch.rows;
+    }
+    if (!leads || !right) return;
+    ep_forward_none(r, fanout, next, end);
+    ep_forward_close(r, a, f, role.track);
+}
+#endif
