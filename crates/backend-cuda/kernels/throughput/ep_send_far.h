@@ -109,7 +109,8 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             if (leads) {
                 EpAt first;
                 if (right) right = ep_outlet_slot(r, rings, ring, began, &first);
-                const ep_u32 rows = right ? ep_outlet_staged(r, rings, ring, ep_bits(votes)) : 0;
+                const ep_u32 due = ep_bits(votes), most = due < rings.chunk ? due : rings.chunk;
+                const ep_u32 rows = right ? ep_outlet_staged(r, rings, ring, most) : 0;
                 if (lane == 0) *says = EpSending{ring.ring, rows};
             }
             ep_team_meet(team.number, team.warps);
