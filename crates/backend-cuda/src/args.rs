@@ -97,14 +97,12 @@ pub(crate) const FOUND_BYTES: u32 = 64;
 pub(crate) const TOKEN_ROWS_BYTES: u32 = 16;
 /// Tokens whose rows such a warp has found and not given back.
 pub(crate) const TOKENS_AHEAD: u32 = 2;
-/// The same of a team of warps: one more than it sums.
-pub(crate) const TEAM_TOKENS: u32 = 4;
-/// Bytes of an `EpTeamWord`.
-pub(crate) const TEAM_WORD_BYTES: u32 = 16;
 /// Bytes that an `EpLead` has room in.
 pub(crate) const LEAD_BYTES: u32 = 208;
 /// Tokens whose positions it has at hand.
 pub(crate) const TOKENS_HELD: u32 = 8;
+/// The same of a team of warps: one for each lane.
+pub(crate) const TEAM_HELD: u32 = 32;
 /// Units of 16 bytes of a row that a lane of it sums at a time.
 pub(crate) const COLUMNS: u32 = 4;
 /// Parts of rows that it has on their way, where there is room for so many.
@@ -118,7 +116,7 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 36] = [
+const NUMBERS: [(&str, u32); 35] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
@@ -146,8 +144,7 @@ const NUMBERS: [(&str, u32); 36] = [
     ("FOUND_BYTES", FOUND_BYTES),
     ("TOKEN_ROWS_BYTES", TOKEN_ROWS_BYTES),
     ("TOKENS_AHEAD", TOKENS_AHEAD),
-    ("TEAM_TOKENS", TEAM_TOKENS),
-    ("TEAM_WORD_BYTES", TEAM_WORD_BYTES),
+    ("TEAM_HELD", TEAM_HELD),
     ("LEAD_BYTES", LEAD_BYTES),
     ("TOKENS_HELD", TOKENS_HELD),
     ("COLUMNS", COLUMNS),

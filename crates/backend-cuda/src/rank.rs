@@ -49,8 +49,8 @@ pub(crate) use low::{check_low, layout_of};
 pub(crate) use options::Options;
 pub(crate) use plan::DevicePlan;
 use roles::Roles;
-use teams::Teams;
 pub(crate) use tally::Tally;
+use teams::Teams;
 
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
 const PIECE: u64 = 16 << 10;

@@ -39,29 +39,22 @@ struct EpToNode {
     ep_u32 number; /* of the sums */
 };
 
-EP_DEV ep_u32 ep_next_token(EpTokens& t, const EpDesk& desk, const EpToNode&, ep_u32 token, ep_u32 end) {
-    for (; token < end; ++token) {
-        ep_hold(t, desk, token, end);
-        if (ep_is_gathered(t, ep_held(t, desk, token))) break;
-    }
-    return token;
-}
+/* Tokens without a row here have no sum here. */
+EP_DEV ep_u32 ep_wanted(const EpToNode&, ep_u32, ep_u32 gathered) { return gathered; }
 /* What is pending is published before any wait. */
 EP_DEV void ep_before_wait(const EpRank& r, EpToNode& to) { ep_outlet_publish(r, to.rings, to.ring); }
 EP_DEV bool ep_wants_weights(const EpCombineRingArgs&, const EpToNode&) { return true; }
-EP_DEV bool ep_has_room(const EpRank& r, EpToNode& to, ep_u32 ahead) { return ep_outlet_has_room(r, to.rings, to.ring, ahead); }
-EP_DEV bool ep_await_room(const EpRank& r, EpToNode& to, const EpDesk& desk, ep_u64 began) {
-    if (ep_has_room(r, to, 0)) return true;
-    ep_routes_return(r, desk.routes);
-    if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_outlet_publish(r, to.rings, to.ring);
-    return ep_outlet_await(r, to.ring, ep_producer_awaits(to.ring.ring, to.rings), began);
+/* For how many sums there is room, up to `most`; waits for that of one. */
+EP_DEV ep_u32 ep_room(const EpRank& r, const EpCombineRingArgs&, EpToNode& to, const EpDesk& desk, ep_u32 most, ep_u64 began) {
+    if (ep_producer_is_full(to.ring.ring, to.rings)) ep_routes_return(r, desk.routes);
+    EpAt first;
+    if (!ep_outlet_slot(r, to.rings, to.ring, began, &first)) return 0;
+    return ep_outlet_room(r, to.rings, to.ring, most);
 }
-EP_DEV bool ep_begin_sum(const EpRank& r, EpToNode& to, ep_u32 token, ep_u32 ahead, EpAt* slot) {
-    ep_outlet_plant(r, to.ring);
-    if (!ep_outlet_stage(r, to.rings, to.ring, slot, ahead)) return false;
-    if (ep_warp_lane() == 0) ep_put16(*slot, ep_row_header(r, token, to.number));
-    ++to.number;
-    return true;
+/* Where the sum behind `before` others goes, and its header. */
+EP_DEV EpAt ep_sum_slot(const EpRank& r, const EpToNode& to, ep_u32 before) { return ep_outlet_staging(r, to.rings, to.ring.ring, to.ring.peer, to.ring.track, before); }
+EP_DEV void ep_head_sum(const EpRank& r, const EpToNode& to, EpAt slot, ep_u32 token, ep_u32 before) {
+    if (ep_warp_lane() == 0) ep_put16(slot, ep_row_header(r, token, to.number + before));
 }
 EP_DEV void ep_put_weight(const EpRank&, const EpCombineRingArgs&, const EpToNode&, EpAt slot, ep_u32, ep_u32 k, float weight) {
     ep_put_message(slot + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), EpChoice{-1, weight});
@@ -70,7 +63,11 @@ template <int columns> EP_DEV void ep_start_sum(const EpCombineRingArgs&, const 
 EP_DEV void ep_put_sum(const EpRank& r, const EpCombineRingArgs&, const EpToNode&, EpAt slot, ep_u32, ep_u32 at, const EpUnit& sum) {
     ep_put16(slot + (r.w.header_bytes + at), sum);
 }
-EP_DEV void ep_end_sum(const EpRank& r, EpToNode& to) { ep_outlet_push(r, to.rings, to.ring); }
+EP_DEV void ep_end_sums(const EpRank& r, EpToNode& to, ep_u32 sums) {
+    to.number += sums;
+#pragma unroll 1
+    for (; sums > 0; --sums) ep_outlet_push(r, to.rings, to.ring);
+}
 
 /* Before a gatherer sums: its rings are open, and it has told how many sums come. */
 EP_DEV bool ep_begin_gather(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpDesk& desk, EpLead<EpToNode>& lead,

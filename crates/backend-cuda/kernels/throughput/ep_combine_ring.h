@@ -182,11 +182,10 @@ EP_DEV bool ep_await_due(const EpRank& r, const EpCombineRingArgs& a, const EpTo
     return ep_warp_all(right);
 }
 
-/* The next row of a ring that is not found yet, which is there. Sums of other nodes have positions of their own. By one thread. */
-EP_DEV void ep_find_in_ring(const EpRank& r, const EpCombineRingArgs& a, EpRoute& route, EpFound& found) {
+/* The row of a ring behind `ahead` others, which is there. Sums of other nodes have positions of their own. By one thread. */
+EP_DEV void ep_find_in_ring(const EpRank& r, const EpCombineRingArgs& a, const EpRoute& route, ep_u32 ahead, EpFound& found) {
     ep_inlet_plant(r, route.ring);
-    const EpAt slot = ep_here((ep_u64)ep_inlet_slot(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead));
-    ++route.ahead;
+    const EpAt slot = ep_here((ep_u64)ep_inlet_slot(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, ahead));
     found.row = slot + r.w.header_bytes;
     found.head = slot;
     found.weights = slot + (sizeof(EpRowHeader) + 4);
@@ -202,9 +201,10 @@ EP_DEV void ep_find_pulled(const EpSource& source, bool own, EpFound& found) {
         found.weights = source.choices + ((ep_u64)found.position * source.choices_step + (own ? 0 : 4));
 }
 
-/* Finds the rows of a token, which are there. Lanes serve ranks. */
+/* Finds the rows of a token, which are there. `is_due`: whether it has one from a rank; `ahead`: how many of the rank's ring come before. Lanes serve ranks. */
+template <class Due, class Ahead>
 EP_DEV EpTokenRows ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, const EpDesk& desk,
-                                EpFound* found, ep_u32 token) {
+                                EpFound* found, ep_u32 token, Due is_due, Ahead ahead) {
     const ep_i32* positions = ep_held(t, desk, token);
     const ep_u32 lane = ep_warp_lane(), first = r.me - r.me % r.w.ranks_per_node;
     /* Where the reducer brings together sums of nodes, that of the own one is made of the rows in the middle. */
@@ -213,13 +213,13 @@ EP_DEV EpTokenRows ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, con
 #pragma unroll 1
     for (ep_u32 base = 0; base < r.w.ranks; base += 32) {
         const ep_u32 rank = base + lane;
-        const bool due = rank < r.w.ranks && ep_is_due(desk.routes[rank], positions);
+        const bool due = rank < r.w.ranks && is_due(rank);
         const ep_u32 votes = ep_warp_votes(due);
         if (due) {
             EpFound& f = found[rows.count + ep_bits(votes & ((1u << lane) - 1))];
             f.rank = rank;
             f.position = ep_is_beyond(r, rank) ? 0 : (ep_u32)positions[rank - t.first];
-            if (desk.routes[rank].through_ring) ep_find_in_ring(r, a, desk.routes[rank], f);
+            if (desk.routes[rank].through_ring) ep_find_in_ring(r, a, desk.routes[rank], ahead(rank), f);
             else ep_find_pulled(ep_rows_of(sources, t, rank, rank == r.me), rank == r.me, f);
         }
         rows.count += ep_bits(votes);
@@ -328,7 +328,7 @@ EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpS
     for (;;) {
         while (asked - taken < desk.depth) {
             if (asks.at >= bytes) {
-                if (found - summed == EP_DESK_TOKENS || (late && found != summed)) break;
+                if (found - summed == EP_TOKENS_AHEAD || (late && found != summed)) break;
                 next = ep_next_token(t, desk, to, next, end);
                 if (next >= end) break;
                 late = ep_rows_are_late(r, a, t, desk, next);
@@ -341,8 +341,10 @@ EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpS
                     ep_sums_clear(sums);
                     continue;
                 }
-                asks.of = ep_find_rows(r, a, sources, t, desk, ep_found(desk, found), next);
-                if (ep_warp_lane() == 0) desk.tokens[found % EP_DESK_TOKENS] = asks.of;
+                asks.of = ep_find_rows(r, a, sources, t, desk, ep_found(desk, found), next,
+                                       [&](ep_u32 rank) { return ep_is_due(desk.routes[rank], ep_held(t, desk, next)); },
+                                       [&](ep_u32 rank) { return desk.routes[rank].ahead++; });
+                if (ep_warp_lane() == 0) desk.tokens[found % EP_TOKENS_AHEAD] = asks.of;
                 ep_fetch_heads(r, desk, found, asks.of.count, ep_wants_weights(a, to));
                 asks.row = asks.at = 0;
                 late = false;
@@ -356,7 +358,7 @@ EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpS
         ep_await_part(asked - taken);
         if (adds.at >= bytes) {
             ep_warp_meet();
-            adds.of = desk.tokens[summed % EP_DESK_TOKENS];
+            adds.of = desk.tokens[summed % EP_TOKENS_AHEAD];
             if (ep_one_node(r)) adds.of.own = adds.of.below = 0;
             adds.row = adds.at = 0;
             ep_sums_clear(sums);

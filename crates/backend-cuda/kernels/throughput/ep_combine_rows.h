@@ -41,19 +41,12 @@ struct EpTokenRows {
 };
 static_assert(sizeof(EpTokenRows) == EP_TOKEN_ROWS_BYTES, "the host makes room for another EpTokenRows");
 
-/* Tokens that a desk has room for. */
+/* Tokens whose positions lie on a desk. */
 #ifdef EP_FAR_H
-#define EP_DESK_TOKENS EP_TEAM_TOKENS
+#define EP_DESK_HELD EP_TEAM_HELD
 #else
-#define EP_DESK_TOKENS EP_TOKENS_AHEAD
+#define EP_DESK_HELD EP_TOKENS_HELD
 #endif
-
-/* What the leader of a team says of a token (ep_combine_team.h). */
-struct EpTeamWord {
-    EpAt slot; /* where the sum goes; or nowhere */
-    ep_u32 says, reserved;
-};
-static_assert(sizeof(EpTeamWord) == EP_TEAM_WORD_BYTES, "the host makes room for another EpTeamWord");
 
 /* Tokens whose rows a warp brings together: those of the own rank (a reducer) or those of a rank of another node (a gatherer). */
 struct EpTokens {
@@ -64,18 +57,19 @@ struct EpTokens {
     EpSource own;            /* where the rows of the own rank are */
 };
 
-/* What a warp that sums has in shared memory; of a team's warps each has stages of its own, and all have the rest together. */
+/* What a warp that sums has in shared memory; the warps of a team have the leader's things, routes and positions together. */
 struct EpDesk {
     ep_u8* stages;       /* [depth, columns, 512]: parts of rows */
-    EpFound* found;      /* [EP_DESK_TOKENS, most] */
-    EpTokenRows* tokens; /* [EP_DESK_TOKENS] */
+    EpFound* found;      /* [EP_TOKENS_AHEAD, most] */
+    EpTokenRows* tokens; /* [EP_TOKENS_AHEAD] */
 #ifdef EP_FAR_H
-    EpTeamWord* words;   /* [EP_DESK_TOKENS] */
-    ep_u8* lead;         /* EP_LEAD_BYTES */
+    ep_u8* lead;         /* EP_LEAD_BYTES: what the leader knows (ep_combine_team.h), */
+    ep_u8* baton;        /* EP_BATON_BYTES: and says; */
+    ep_u32* votes;       /* [ranks]: of the tokens held that have a row from a rank a bit each */
 #endif
     EpRoute* routes;     /* [ranks] */
-    ep_i32* positions;   /* [EP_TOKENS_HELD, ranks] */
-    float* weights;      /* [EP_DESK_TOKENS, most, topk] */
+    ep_i32* positions;   /* [EP_DESK_HELD, ranks] */
+    float* weights;      /* [EP_TOKENS_AHEAD, most, topk] */
     ep_u32 most;         /* rows of a token */
     ep_u32 topk;
     ep_u32 depth;        /* parts on their way: 2, 4 or 8 */
@@ -86,14 +80,13 @@ EP_DEV ep_u32 ep_most_rows(const EpRank& r) { return r.w.ranks_per_node + r.w.ra
 
 /* Bytes of a desk of so many warps, as the host counts them, for parts of `part` bytes. */
 EP_DEV ep_u32 ep_desk_bytes(const EpRank& r, ep_u32 depth, ep_u32 part, ep_u32 warps = 1) {
-    ep_u32 of_token = ep_most_rows(r) * (EP_FOUND_BYTES + r.w.topk * 4) + EP_TOKEN_ROWS_BYTES;
+    const ep_u32 of_token = ep_most_rows(r) * (EP_FOUND_BYTES + r.w.topk * 4) + EP_TOKEN_ROWS_BYTES;
+    ep_u32 of_rank = EP_ROUTE_BYTES + EP_DESK_HELD * 4, lead = 0;
 #ifdef EP_FAR_H
-    of_token += EP_TEAM_WORD_BYTES;
-    const ep_u32 lead = EP_LEAD_BYTES;
-#else
-    const ep_u32 lead = 0;
+    of_rank += 4;
+    lead = EP_LEAD_BYTES + EP_BATON_BYTES;
 #endif
-    return (warps * depth * part + lead + EP_DESK_TOKENS * of_token + r.w.ranks * (EP_ROUTE_BYTES + EP_TOKENS_HELD * 4) + 15) / 16 * 16;
+    return (warps * (depth * part + EP_TOKENS_AHEAD * of_token) + lead + r.w.ranks * of_rank + 15) / 16 * 16;
 }
 /* The desk of the `member`-th of so many warps. */
 EP_DEV EpDesk ep_desk(const EpRank& r, ep_u8* memory, ep_u32 depth, ep_u32 part, ep_u32 warps = 1, ep_u32 member = 0) {
@@ -102,26 +95,33 @@ EP_DEV EpDesk ep_desk(const EpRank& r, ep_u8* memory, ep_u32 depth, ep_u32 part,
     desk.topk = r.w.topk;
     desk.depth = depth;
     desk.stages = memory + member * depth * part;
-    desk.found = (EpFound*)(memory + warps * depth * part);
-    desk.tokens = (EpTokenRows*)(desk.found + EP_DESK_TOKENS * desk.most);
+    EpFound* found = (EpFound*)(memory + warps * depth * part);
+    EpTokenRows* tokens = (EpTokenRows*)(found + warps * EP_TOKENS_AHEAD * desk.most);
+    ep_u8* rest = (ep_u8*)(tokens + warps * EP_TOKENS_AHEAD);
+    desk.found = found + member * EP_TOKENS_AHEAD * desk.most;
+    desk.tokens = tokens + member * EP_TOKENS_AHEAD;
 #ifdef EP_FAR_H
-    desk.words = (EpTeamWord*)(desk.tokens + EP_DESK_TOKENS);
-    desk.lead = (ep_u8*)(desk.words + EP_DESK_TOKENS);
-    desk.routes = (EpRoute*)(desk.lead + EP_LEAD_BYTES);
-#else
-    desk.routes = (EpRoute*)(desk.tokens + EP_DESK_TOKENS);
+    desk.lead = rest;
+    desk.baton = rest + EP_LEAD_BYTES;
+    rest = desk.baton + EP_BATON_BYTES;
 #endif
-    desk.positions = (ep_i32*)((ep_u8*)desk.routes + r.w.ranks * EP_ROUTE_BYTES);
-    desk.weights = (float*)(desk.positions + EP_TOKENS_HELD * r.w.ranks);
+    desk.routes = (EpRoute*)rest;
+    desk.positions = (ep_i32*)(rest + r.w.ranks * EP_ROUTE_BYTES);
+    ep_u32* words = (ep_u32*)(desk.positions + EP_DESK_HELD * r.w.ranks);
+#ifdef EP_FAR_H
+    desk.votes = words;
+    words += r.w.ranks;
+#endif
+    desk.weights = (float*)words + member * EP_TOKENS_AHEAD * desk.most * desk.topk;
     return desk;
 }
 
 /* Brings the positions of a token and of some beside it to the desk, where they are not there: one wait for all of them. By a warp. */
 EP_DEV void ep_hold(EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u32 end) {
-    const ep_u32 first = token - token % EP_TOKENS_HELD;
+    const ep_u32 first = token - token % EP_DESK_HELD;
     if (t.held == first || token >= end) return;
     t.held = first;
-    const ep_u32 words = (end - first < EP_TOKENS_HELD ? end - first : EP_TOKENS_HELD) * t.step;
+    const ep_u32 words = (end - first < EP_DESK_HELD ? end - first : EP_DESK_HELD) * t.step;
     const ep_i32* from = t.positions + (ep_u64)first * t.step;
     ep_warp_meet();
 #pragma unroll 1
@@ -136,11 +136,11 @@ EP_DEV void ep_hold(EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u32 end) {
     ep_warp_meet();
 }
 /* The positions of a token that is held. */
-EP_DEV const ep_i32* ep_held(const EpTokens& t, const EpDesk& desk, ep_u32 token) { return desk.positions + token % EP_TOKENS_HELD * t.step; }
+EP_DEV const ep_i32* ep_held(const EpTokens& t, const EpDesk& desk, ep_u32 token) { return desk.positions + token % EP_DESK_HELD * t.step; }
 
 /* The rows of the n-th token, ever. */
-EP_DEV EpFound* ep_found(const EpDesk& desk, ep_u32 n) { return desk.found + n % EP_DESK_TOKENS * desk.most; }
-EP_DEV float* ep_weights(const EpDesk& desk, ep_u32 n) { return desk.weights + n % EP_DESK_TOKENS * desk.most * desk.topk; }
+EP_DEV EpFound* ep_found(const EpDesk& desk, ep_u32 n) { return desk.found + n % EP_TOKENS_AHEAD * desk.most; }
+EP_DEV float* ep_weights(const EpDesk& desk, ep_u32 n) { return desk.weights + n % EP_TOKENS_AHEAD * desk.most * desk.topk; }
 
 /* Where a warp is in the parts of tokens' rows: a part of all rows, then the next part. */
 struct EpPart {

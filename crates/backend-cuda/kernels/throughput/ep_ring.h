@@ -115,11 +115,10 @@ EP_DEV void ep_outlet_plant(const EpRank& r, const EpOutlet& o) {
 #endif
 }
 
-/* The next slot of the staging memory, or one behind `ahead` that are being filled, once it may be written. */
-EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at, ep_u32 ahead = 0) {
-    const ep_u32 depth = ep_staging_slots(r.w, rings, o.track);
-    const ep_u32 before = (ep_u32)(o.ring.tail - o.ring.origin) + ahead;
-    const ep_u64 frees = before < depth ? 0 : o.ring.tail + ahead + 1 - depth;
+/* The next slot of the staging memory, once it may be written. */
+EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at) {
+    const ep_u32 depth = ep_staging_slots(r.w, rings, o.track), before = (ep_u32)(o.ring.tail - o.ring.origin);
+    const ep_u64 frees = before < depth ? 0 : o.ring.tail + 1 - depth;
     /* What is not put is never freed. */
     if (frees > o.ring.published) ep_outlet_publish(r, rings, o);
     const bool free = ep_warp_lane() != 0 || ep_planted(r, EP_PLANT_STAGING_NOT_FLUSHED) ||
@@ -138,13 +137,24 @@ EP_DEV void ep_outlet_refresh(const EpRank& r, EpOutlet& o) {
     o.ring.head = ep_warp_shuffle(o.ring.head, 0);
 }
 
-/* Whether a ring between nodes has room for a row behind `ahead` that are being filled, and its staging memory too, once it is flushed; by a look, not by a wait. */
-EP_DEV bool ep_outlet_has_room(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u32 ahead) {
-    if (ahead >= ep_staging_slots(r.w, rings, o.track)) return false;
-    if (o.ring.tail + ahead - o.ring.head < rings.slots) return true;
-    ep_outlet_refresh(r, o);
-    return o.ring.tail + ahead - o.ring.head < rings.slots;
+#ifdef EP_FAR_H
+/* For how many rows, up to `most`, a ring between nodes has room now, and its staging memory, too. The first one's slot has been awaited. By a warp, whose first
+   lane knows what was flushed. */
+EP_DEV ep_u32 ep_outlet_room(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u32 most) {
+    if (o.ring.tail + most - o.ring.head > rings.slots) ep_outlet_refresh(r, o);
+    const ep_u64 room = rings.slots - (o.ring.tail - o.ring.head);
+    const ep_u64 flushed = ep_warp_shuffle(o.staged.free, 0) + ep_staging_slots(r.w, rings, o.track);
+    const ep_u64 staged = flushed > o.ring.tail ? flushed - o.ring.tail : 1;
+    const ep_u64 rows = room < staged ? room : staged;
+    return rows < most ? (ep_u32)rows : most;
 }
+
+/* The staging slot of the row behind `ahead` that are being filled. */
+EP_DEV EpAt ep_outlet_staging(const EpRank& r, const EpRings& rings, const EpProducer& ring, ep_u32 peer, ep_u32 track, ep_u32 ahead) {
+    const ep_u32 slot = ((ep_u32)(ring.tail - ring.origin) + ahead) % ep_staging_slots(r.w, rings, track);
+    return ep_at(r, r.me, ep_staging_slot(r.w, rings, peer, track, slot));
+}
+#endif
 
 /* Where the next row goes; false when there will be no room. */
 EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u64 began, EpAt* at) {

@@ -80,21 +80,10 @@ EP_DEV void ep_stage_row(const EpRank& r, const EpDispatchRingArgs& a, EpAt at, 
     }
 }
 
-/* Rows that may be written now, up to `most`. The first one's slot has been awaited. By a warp, whose first lane knows what was flushed. */
-EP_DEV ep_u32 ep_outlet_staged(const EpRank& r, const EpRings& rings, const EpOutlet& o, ep_u32 most) {
-    const ep_u64 room = rings.slots - (o.ring.tail - o.ring.head);
-    const ep_u64 flushed = ep_warp_shuffle(o.staged.free, 0) + ep_staging_slots(r.w, rings, o.track);
-    const ep_u64 staged = flushed > o.ring.tail ? flushed - o.ring.tail : 1;
-    const ep_u64 rows = room < staged ? room : staged;
-    return rows < most ? (ep_u32)rows : most;
-}
-
 EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, void* baton, ep_u64 began) {
     const ep_u32 lane = ep_warp_lane(), peer = role.peer, channel = role.channel;
-    EpRings rings = ep_rings_of(r, a.rings, role.track);
-    const ep_u32 node = peer - peer % r.w.ranks_per_node, chunk = rings.chunk;
-    /* The other end begins early. */
-    rings.chunk = (chunk + 3) / 4;
+    const EpRings rings = ep_rings_of(r, a.rings, role.track);
+    const ep_u32 node = peer - peer % r.w.ranks_per_node;
     const ep_u32 begin = ep_channel_first(a.tokens, rings.channels, channel);
     const ep_u32 end = ep_channel_first(a.tokens, rings.channels, channel + 1);
     const bool leads = ep_leads(team);
@@ -109,8 +98,7 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             if (leads) {
                 EpAt first;
                 if (right) right = ep_outlet_slot(r, rings, ring, began, &first);
-                const ep_u32 due = ep_bits(votes), most = due < rings.chunk ? due : rings.chunk;
-                const ep_u32 rows = right ? ep_outlet_staged(r, rings, ring, most) : 0;
+                const ep_u32 rows = right ? ep_outlet_room(r, rings, ring, ep_bits(votes)) : 0;
                 if (lane == 0) *says = EpSending{ring.ring, rows};
             }
             ep_team_meet(team.number, team.warps);
@@ -119,13 +107,11 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
 #pragma unroll 1
             for (ep_u32 i = 0; i < sending.rows; ++i, votes &= votes - 1) {
                 if (i % team.warps != team.member) continue;
-                const ep_u32 slot = (ep_u32)(sending.ring.tail - sending.ring.origin) + i, depth = ep_staging_slots(r.w, rings, role.track);
-                ep_stage_row(r, a, ep_at(r, r.me, ep_staging_slot(r.w, rings, peer, role.track, slot % depth)), node, base + ep_lowest_bit(votes));
+                ep_stage_row(r, a, ep_outlet_staging(r, rings, sending.ring, peer, role.track, i), node, base + ep_lowest_bit(votes));
             }
             ep_team_meet(team.number, team.warps);
 #pragma unroll 1
             for (ep_u32 i = 0; leads && i < sending.rows; ++i) ep_outlet_push(r, rings, ring);
-            if (leads && ring.ring.published != ring.ring.origin) rings.chunk = chunk;
         }
     }
     if (leads && right) ep_outlet_close(r, rings, ring);

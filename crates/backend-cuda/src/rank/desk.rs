@@ -1,8 +1,8 @@
 //! What a warp that sums rows of rings has in shared memory, or between nodes a team of them: `EpDesk`.
 
 use crate::args::{
-    COLUMNS, FETCHES, FOUND_BYTES, LEAD_BYTES, ROUTE_BYTES, TEAM_TOKENS, TEAM_WORD_BYTES, TOKEN_ROWS_BYTES,
-    TOKENS_AHEAD, TOKENS_HELD,
+    BATON_BYTES, COLUMNS, FETCHES, FOUND_BYTES, LEAD_BYTES, ROUTE_BYTES, TEAM_HELD, TOKEN_ROWS_BYTES, TOKENS_AHEAD,
+    TOKENS_HELD,
 };
 
 /// Bytes of a part of a row, of `columns` units of each lane.
@@ -27,10 +27,13 @@ impl Desk {
     pub(super) const fn bytes(self, depth: u32, columns: u32, warps: u32) -> u32 {
         let rows = self.ranks / self.nodes + self.nodes - 1;
         let of_token = rows * (FOUND_BYTES + 4 * self.topk) + TOKEN_ROWS_BYTES;
-        let of_team = LEAD_BYTES + TEAM_TOKENS * (of_token + TEAM_WORD_BYTES);
-        let tokens = if self.nodes > 1 { of_team } else { TOKENS_AHEAD * of_token };
-        let ranks = self.ranks * (ROUTE_BYTES + 4 * TOKENS_HELD);
-        (warps * depth * part(columns) + tokens + ranks).next_multiple_of(16)
+        let (lead, of_rank) = if self.nodes > 1 {
+            (LEAD_BYTES + BATON_BYTES, ROUTE_BYTES + 4 * TEAM_HELD + 4)
+        } else {
+            (0, ROUTE_BYTES + 4 * TOKENS_HELD)
+        };
+        let of_warp = depth * part(columns) + TOKENS_AHEAD * of_token;
+        (warps * of_warp + lead + self.ranks * of_rank).next_multiple_of(16)
     }
 
     /// How many parts are on their way to each of `warps` warps of `desks` desks that have so many bytes together, and the bytes of a desk.

@@ -131,15 +131,15 @@ const MUTATIONS: [(&str, Mutation); 5] = [
     ),
     (
         "a part of a row is added before it has come",
-        ("ep_combine_team.h", "                ep_await_oldest(asked - taken);\n", ""),
+        ("ep_combine_team.h", "        ep_await_oldest(asked - taken);\n", ""),
     ),
     (
-        "F9: the last rows of a stretch are given back by a leader that has not met its team",
+        "F9: rows of a batch are given back by a leader that has not met its team",
         (
             "ep_combine_team.h",
-            "                ep_team_meet(team.number, team.warps);\n",
-            "                if (open) ep_team_meet(team.number, team.warps);\n                \
-             for (ep_u32 i = 0; i < 200 && !open && !leads; ++i) ep_nap(1000);\n",
+            "        ep_sum_due<columns, To>(r, a, sources, desk, team, batch);\n        ep_team_meet(team.number, team.warps);\n",
+            "        for (ep_u32 i = 0; i < 200 && !ep_leads(team); ++i) ep_nap(1000);\n        \
+             ep_sum_due<columns, To>(r, a, sources, desk, team, batch);\n",
         ),
     ),
 ];
