@@ -177,13 +177,6 @@ TWIN int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t 
     copy((void*)to, (const void*)from, bytes, stream);
     return kSuccess;
 }
-/* One after the other, the last first: a batch has no order. */
-TWIN int cuMemcpyBatchAsync_v2(const std::uint64_t* to, const std::uint64_t* from, const std::size_t* bytes, std::size_t count, const void*,
-                               const std::size_t* attributes_of, std::size_t attributes, Stream* stream) {
-    if (count == 0 || attributes != 1 || attributes_of[0] != 0) return kInvalidValue;
-    for (std::size_t i = count; i-- > 0;) copy((void*)to[i], (const void*)from[i], bytes[i], stream);
-    return kSuccess;
-}
 TWIN int cuMemcpy2DAsync_v2(const Copy2D* copy, Stream* stream) {
     const Copy2D c = *copy;
     if (c.from_type != kDeviceMemory || c.to_type != kDeviceMemory || c.from_x || c.from_y || c.to_x || c.to_y)

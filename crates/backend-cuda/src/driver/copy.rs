@@ -119,49 +119,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies spans between device memories, in any order, enqueued: in one question to the driver, which keeps one thread of a process at a time. Each
-    /// span is where it goes to, where it comes from, and its bytes.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    ///
-    /// # Safety
-    /// As [`copy_rows`](Self::copy_rows) of each, a row each; none is where another goes to.
-    pub(crate) unsafe fn copy_all(&self, spans: &[(u64, u64, usize)]) -> Result<(), CudaError> {
-        match *spans {
-            [] => return Ok(()),
-            // SAFETY: as the caller promises.
-            [(to, from, bytes)] => return unsafe { self.copy_rows((to, bytes), (from, bytes), bytes, 1) },
-            _ => self.device().bind()?,
-        }
-        let (mut to, mut from): (Vec<_>, Vec<_>) = spans.iter().map(|&(to, from, _)| (to, from)).unzip();
-        let mut bytes: Vec<_> = spans.iter().map(|&(_, _, bytes)| bytes).collect();
-        // Where memory lies is known of its address.
-        let nowhere = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
-        let mut how = sys::CUmemcpyAttributes {
-            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-            srcLocHint: nowhere,
-            dstLocHint: nowhere,
-            flags: sys::CUmemcpyFlags::CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE as u32,
-        };
-        let mut first = 0;
-        // SAFETY: as the caller promises; the driver reads the arrays before it returns. They have an entry for each span, and the attributes, which go for all,
-        // one.
-        let code = unsafe {
-            sys::cuMemcpyBatchAsync_v2(
-                to.as_mut_ptr(),
-                from.as_mut_ptr(),
-                bytes.as_mut_ptr(),
-                spans.len(),
-                &raw mut how,
-                &raw mut first,
-                1,
-                self.raw(),
-            )
-        };
-        check("cuMemcpyBatchAsync", code)
-    }
-
     /// Copies `rows` rows of `width` bytes between device memories with their own strides, enqueued.
     ///
     /// # Errors

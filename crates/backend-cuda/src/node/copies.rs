@@ -36,8 +36,6 @@ struct Way {
 /// What was asked for.
 #[derive(Debug, Default)]
 struct Asked {
-    /// What is to be copied before the next mark: where to, where from, and bytes.
-    pulls: Vec<(u64, u64, usize)>,
     /// Where cells lie, and what is to be stored there at the next mark.
     raises: Vec<(u64, u64)>,
     /// The last mark.
@@ -95,14 +93,11 @@ impl Way {
         asked.mark += 1;
         let mark = asked.mark;
         asked.raises.push((self.reached.address(), mark));
-        let (pulls, raises) = (std::mem::take(&mut asked.pulls), std::mem::take(&mut asked.raises));
-        // SAFETY: of the copies `pull` says why. Of the words: eight bytes each of the window, which nobody else writes: a cell has one writer. Those of the
-        // mark live as long as the stream, which ends before they do.
-        unsafe {
-            self.stream.copy_all(&pulls)?;
-            self.stream.store_all(&raises)?;
-        }
-        Ok(mark)
+        // SAFETY: eight bytes each of the window, which nobody else writes: a cell has one writer. Those of the mark live as long as the stream, which ends
+        // before they do.
+        let stored = unsafe { self.stream.store_all(&asked.raises) };
+        asked.raises.clear();
+        Ok(stored.map(|()| mark)?)
     }
 }
 
@@ -149,13 +144,10 @@ impl WindowCopies for Copies {
             ));
         };
         let (from, to, bytes) = (source.window.at(from)?, self.window.at(to.span(from.len))?, from.len as usize);
-        // Both ranges lie in windows, whose memory stays for as long as the process lives; of another process, as long as its mapping, which this value
-        // holds. The protocol excludes that somebody else writes the one or touches the other; what does so nevertheless makes wrong rows and harms no
-        // memory.
-        if bytes > 0 {
-            self.way(way).asked().pulls.push((to, from, bytes));
-        }
-        Ok(())
+        // SAFETY: both ranges lie in windows, whose memory stays for as long as the process lives; of another process, as long as its mapping,
+        // which this value holds. The protocol excludes that somebody else writes the one or touches the other; what does so nevertheless makes
+        // wrong rows and harms no memory.
+        Ok(unsafe { self.way(way).stream.copy_rows((to, bytes), (from, bytes), bytes, 1) }?)
     }
 
     fn raise(&self, way: usize, at: Offset, bits: u64) -> Result<(), Error> {

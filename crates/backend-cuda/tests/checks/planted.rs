@@ -84,7 +84,7 @@ pub(crate) const FAULTS: [Fault; 41] = [
     moment(Plant::PlacedEarly, BETWEEN, &["operation of a row"]),
     moment(Plant::ForwardedEarly, BETWEEN, &["operation of a row"]),
     fault(Plant::ForwardedOffByOne, BETWEEN, &["position of a row"]),
-    moment(Plant::ClosedEarly, BETWEEN, &["combined_x"]),
+    moment(Plant::ClosedEarly, BETWEEN, &["combined_x", "of a row is"]),
     moment(
         Plant::NotWaitingForPulls,
         "memory_output_is_the_callers_again_when_combine_returns",

@@ -67,8 +67,7 @@ pub trait WindowCopies: Any + Send + Sync + fmt::Debug {
         1
     }
 
-    /// Copies `from`, a span of the window `source`, to `to` in this one. It may wait for the next [`mark`](Self::mark), and so may what the driver says
-    /// of it.
+    /// Copies `from`, a span of the window `source`, to `to` in this one.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a span that leaves a window, and for a window of another kind of device; [`Error::Broken`] with what the driver
