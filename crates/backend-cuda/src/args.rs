@@ -109,7 +109,7 @@ pub(crate) const COLUMNS: u32 = 4;
 pub(crate) const FETCHES: u32 = 8;
 /// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
 pub(crate) const EXIT_BYTES: u32 = 120;
-/// Bytes that a leader of a dispatch has room in for what it says to its team.
+/// Bytes that a leader has room in for what it says to its team.
 pub(crate) const BATON_BYTES: u32 = 48;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
 pub(crate) const CHUNK_STATE_BYTES: u32 = 24;

@@ -280,7 +280,7 @@ EP_DEV void ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const EpR
     }
 }
 
-/* All rows of the rail have gone on: no token behind them did. By the leader. */
+/* All rows of the rail have gone on. By the leader. */
 EP_DEV void ep_forward_close(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 track) {
     if (ep_warp_lane() == 0) ep_inlet_close(r, f.inlet);
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
