@@ -108,7 +108,7 @@ pub(crate) const COLUMNS: u32 = 4;
 /// Parts of rows that it has on their way, where there is room for so many.
 pub(crate) const FETCHES: u32 = 8;
 /// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
-pub(crate) const EXIT_BYTES: u32 = 120;
+pub(crate) const EXIT_BYTES: u32 = 72;
 /// Bytes that a leader has room in for what it says to its team.
 pub(crate) const BATON_BYTES: u32 = 48;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.

@@ -13,7 +13,8 @@
 
 /* Where a forwarder's rows leave for one rank of its node. */
 struct EpExit {
-    EpOutlet ring;
+    EpProducer ring;
+    ep_u32 track; /* of the ring */
     EpSpot first; /* where its first row of the source is placed; nowhere where the ring brings them */
     ep_u32 next;  /* the position of its next row */
     ep_u32 left;  /* rows that are still to come for it */
@@ -27,10 +28,13 @@ struct EpForwarding {
 };
 static_assert(sizeof(EpForwarding) <= EP_BATON_BYTES, "the host makes room for another EpForwarding");
 
-/* The ring of an exit, as all lanes use it; and back. */
+/* The ring of the exit to the rank `local`, as all lanes use it; and back. */
+EP_DEV EpNearOutlet ep_exit_ring(const EpRank& r, const EpExit* exits, ep_u32 local) {
+    return ep_near_outlet(exits[local].ring, r.me - r.me % r.w.ranks_per_node + local, exits[local].track);
+}
 EP_DEV void ep_exit_keep(EpExit& exit, const EpOutlet& ring) {
     ep_warp_meet();
-    if (ep_warp_lane() == 0) exit.ring = ring;
+    if (ep_warp_lane() == 0) exit.ring = ring.ring;
     ep_warp_meet();
 }
 
@@ -44,7 +48,7 @@ EP_DEV void ep_exits_publish(const EpRank& r, const EpRings& rings, EpExit* exit
     if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         if (!ep_exit_is_ring(r, exits, local)) continue;
-        EpOutlet ring = exits[local].ring;
+        EpNearOutlet ring = ep_exit_ring(r, exits, local);
         ep_outlet_publish(r, rings, ring);
         ep_exit_keep(exits[local], ring);
     }
@@ -52,7 +56,7 @@ EP_DEV void ep_exits_publish(const EpRank& r, const EpRings& rings, EpExit* exit
 
 /* A forwarder at work. All lanes hold the same values. */
 struct EpForwarder {
-    EpInlet inlet; /* the leader's alone is right */
+    EpInlet inlet; /* the leader's alone is right, but for a batch */
     EpExit* exits; /* [ranks of the node] */
     ep_u32 source, first; /* whose rows they are; the first rank of this node */
     ep_u64 began;
@@ -67,6 +71,7 @@ EP_DEV bool ep_exit_open(const EpRank& r, const EpDispatchRingArgs& a, EpForward
     ep_warp_meet();
     if (rank != r.me && !ep_exit_is_ring(r, f.exits, local)) ep_plant_placed(r, EP_PLANT_FORWARDED_EARLY, rank, track);
     if (!ep_exit_is_ring(r, f.exits, local)) return true;
+    if (ep_warp_lane() == 0) f.exits[local].track = track;
     EpOutlet ring;
     EpAt to;
     if (!ep_outlet_open(r, ring, rank, track, f.began) || !ep_outlet_slot(r, a.rings, ring, f.began, &to)) return false;
@@ -139,9 +144,9 @@ EP_DEV EpSpot ep_forward_spot(const EpRank& r, const EpDispatchRingArgs& a, cons
 
 /* Where one goes in the ring into a rank of the node, behind `before` others. */
 EP_DEV EpSpot ep_forward_slot(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, ep_u32 local, ep_u32 before) {
-    EpProducer ring = f.exits[local].ring.ring;
+    EpProducer ring = f.exits[local].ring;
     ring.tail += before + (ep_planted(r, EP_PLANT_WRONG_SLOT) ? 1 : 0);
-    const ep_u64 slot = ep_ring_slot(r.w, a.rings, r.me, f.exits[local].ring.track, ep_producer_slot(ring, a.rings));
+    const ep_u64 slot = ep_ring_slot(r.w, a.rings, r.me, f.exits[local].track, ep_producer_slot(ring, a.rings));
     return ep_spot_of_slot(r, ep_at(r, f.first + local, slot));
 }
 
@@ -164,13 +169,13 @@ EP_DEV ep_u32 ep_first_rows(ep_u32 rows) { return rows == 32 ? EP_FULL : (1u << 
 
 /* For how many of `wanted` rows the ring into the rank `local` has room. Waits for that of the first one where it is the batch's first, politely. */
 EP_DEV bool ep_exit_room(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 local, bool first, ep_u32 wanted, ep_u32* room) {
-    EpOutlet ring = f.exits[local].ring;
+    EpNearOutlet ring = ep_exit_ring(r, f.exits, local);
     if (ring.ring.tail + wanted - ring.ring.head > a.rings.slots) ep_outlet_refresh(r, ring);
     ep_exit_keep(f.exits[local], ring);
     if (first && ep_producer_is_full(ring.ring, a.rings)) {
         ep_exits_publish(r, a.rings, f.exits);
         if (ep_warp_lane() == 0) ep_inlet_return(r, f.inlet);
-        ring = f.exits[local].ring;
+        ring = ep_exit_ring(r, f.exits, local);
     }
     EpAt at;
     if (first && !ep_outlet_slot(r, a.rings, ring, f.began, &at)) return false;
@@ -179,56 +184,53 @@ EP_DEV bool ep_exit_room(const EpRank& r, const EpDispatchRingArgs& a, EpForward
     return true;
 }
 
-/* Rows that go on at once; of the lane's one the token, and the first that it might have been. */
-struct EpBatchOfRail {
-    ep_u32 rows;
-    ep_u32 token, from;
-};
+/* The first token that a lane's row may have, where each has one and knows its token; the first row's is `next` at least. */
+EP_DEV ep_u32 ep_token_from(ep_u32 token, ep_u32 next) {
+    const ep_u32 lane = ep_warp_lane(), before = ep_warp_shuffle(token, lane == 0 ? 0 : lane - 1);
+    return lane == 0 ? next : before + 1;
+}
 
-/* Those of the next `rows` rows, up to 32, that go on at once: before the first for which some ring has no room. None where something is wrong. By the
+/* How many of the next `rows` rows, up to 32, go on at once: those before the first for which some ring has no room. None where something is wrong. By the
    leader. */
-EP_DEV EpBatchOfRail ep_rows_that_go(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 rows, ep_u32 next,
-                                     ep_u32 end) {
+EP_DEV ep_u32 ep_rows_that_go(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 rows, ep_u32 next, ep_u32 end) {
     const ep_u32 lane = ep_warp_lane();
     const bool has = lane < rows;
     const ep_u8* at = ep_inlet_slot(r, far, f.inlet, has ? lane : 0);
     ep_u32 token = 0;
     bool right = true;
     if (has) right = ep_check_row(r, at, f.source, 0, &token);
-    const ep_u32 before = ep_warp_shuffle(token, lane == 0 ? 0 : lane - 1), from = lane == 0 ? next : before + 1;
-    const EpBatchOfRail none = {0, token, from};
+    const ep_u32 from = ep_token_from(token, next);
     if (has && right && (token < from || token >= end)) {
         ep_fail_mismatch(r, f.source, EP_FIELD_ROW_TOKEN, from, token);
         right = false;
     }
-    if (!ep_warp_all(right)) return none;
+    if (!ep_warp_all(right)) return 0;
     ep_u32 go = rows, word = 0;
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         if (local % 32 == 0) word = ep_mask_word(r, at, local, has);
         ep_u32 votes = ep_votes_for(word, local);
         if (ep_bits(votes) > f.exits[local].left) {
             if (lane == 0) ep_fail_mismatch(r, f.source, EP_FIELD_ROWS_SENT, f.exits[local].left, ep_bits(votes));
-            return none;
+            return 0;
         }
         if (votes == 0 || !ep_exit_is_ring(r, f.exits, local)) continue;
         ep_u32 room;
-        if (!ep_exit_room(r, a, f, local, votes & 1, ep_bits(votes), &room)) return none;
+        if (!ep_exit_room(r, a, f, local, votes & 1, ep_bits(votes), &room)) return 0;
         for (ep_u32 i = 0; i < room && votes; ++i) votes &= votes - 1;
         if (votes && ep_lowest_bit(votes) < go) go = ep_lowest_bit(votes);
     }
-    return EpBatchOfRail{go, token, from};
+    return go;
 }
 
 /* Lays the rows that go on where they go, those of one warp of the team. */
-EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, const EpForwarder& f, const EpForwarding& going,
-                            const EpTeam& team) {
+EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, const EpForwarder& f, ep_u32 rows, const EpTeam& team) {
     const ep_u32 lane = ep_warp_lane();
-    const bool has = lane < going.rows;
-    const ep_u8* looks_at = ep_inlet_slot(r, far, going.inlet, has ? lane : 0);
+    const bool has = lane < rows;
+    const ep_u8* looks_at = ep_inlet_slot(r, far, f.inlet, has ? lane : 0);
     const ep_u32 tokens = ((const volatile EpRowHeader*)looks_at)->source_token;
 #pragma unroll 1
-    for (ep_u32 i = team.member; i < going.rows; i += team.warps) {
-        const ep_u8* at = ep_inlet_slot(r, far, going.inlet, i);
+    for (ep_u32 i = team.member; i < rows; i += team.warps) {
+        const ep_u8* at = ep_inlet_slot(r, far, f.inlet, i);
         const ep_u32 token = ep_warp_shuffle(tokens, i);
         ep_u32 word = 0;
         for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
@@ -247,28 +249,30 @@ EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const 
     }
 }
 
-/* Rows have been laid: notes where they went, pushes them, and gives their slots back. By the leader. */
-EP_DEV void ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, const EpBatchOfRail& batch, ep_i32* fanout) {
-    const ep_u32 lane = ep_warp_lane(), rows = batch.rows, token = batch.token;
+/* Rows have been laid: notes where they went, pushes them, and gives their slots back. The token behind them. By the leader. */
+EP_DEV ep_u32 ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 rows, ep_u32 next, ep_i32* fanout) {
+    const ep_u32 lane = ep_warp_lane();
     const bool has = lane < rows;
     const ep_u8* at = ep_inlet_slot(r, far, f.inlet, has ? lane : 0);
-    for (ep_u32 none = batch.from; has && none < token; ++none)
+    const ep_u32 token = ((const volatile EpRowHeader*)at)->source_token;
+    for (ep_u32 none = ep_token_from(token, next); has && none < token; ++none)
         for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) fanout[(ep_u64)none * r.w.ranks_per_node + local] = -1;
+    const ep_u32 behind = ep_warp_shuffle(token, rows - 1) + 1;
     ep_u32 word = 0;
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         if (local % 32 == 0) word = ep_mask_word(r, at, local, has);
-        const ep_u32 votes = ep_votes_for(word, local), count = ep_bits(votes), next = f.exits[local].next;
+        const ep_u32 votes = ep_votes_for(word, local), count = ep_bits(votes), position = f.exits[local].next;
         const bool goes = votes >> lane & 1;
-        if (has) fanout[(ep_u64)token * r.w.ranks_per_node + local] = goes ? (ep_i32)(next + ep_bits(votes & ep_first_rows(lane))) : -1;
+        if (has) fanout[(ep_u64)token * r.w.ranks_per_node + local] = goes ? (ep_i32)(position + ep_bits(votes & ep_first_rows(lane))) : -1;
         if (ep_exit_is_ring(r, f.exits, local)) {
-            EpOutlet ring = f.exits[local].ring;
+            EpNearOutlet ring = ep_exit_ring(r, f.exits, local);
 #pragma unroll 1
             for (ep_u32 i = 0; i < count; ++i) ep_outlet_push(r, a.rings, ring);
             ep_exit_keep(f.exits[local], ring);
         }
         ep_warp_meet();
         if (lane == 0) {
-            f.exits[local].next = next + count;
+            f.exits[local].next = position + count;
             f.exits[local].left -= count;
         }
         ep_warp_meet();
@@ -278,6 +282,7 @@ EP_DEV void ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const EpR
         ep_poison(r, ep_inlet_slot(r, far, f.inlet), (ep_u32)r.w.far_slot_bytes);
         ep_inlet_pop(r, far, f.inlet, lane == 0);
     }
+    return behind;
 }
 
 /* All rows of the rail have gone on. By the leader. */
@@ -289,7 +294,7 @@ EP_DEV void ep_forward_close(const EpRank& r, const EpDispatchRingArgs& a, EpFor
             ep_say_placed(r, f.first + local, track);
             continue;
         }
-        EpOutlet ring = f.exits[local].ring;
+        EpNearOutlet ring = ep_exit_ring(r, f.exits, local);
         ep_outlet_close(r, a.rings, ring);
     }
 }
@@ -328,22 +333,21 @@ EP_DEV void ep_forward(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
         if (right && lane == 0) ep_tally_far(r, 1, source, left);
     }
     for (;;) {
-        EpBatchOfRail batch = {0, 0, 0};
         if (leads) {
-            const ep_u32 rows = right && left > 0 ? ep_rows_of_rail(r, a, far, f, left < 32 ? left : 32) : 0;
-            if (rows > 0) batch = ep_rows_that_go(r, a, far, f, rows, next, end);
-            right = right && (left == 0 || batch.rows > 0);
-            if (lane == 0) *says = EpForwarding{f.inlet, batch.rows};
+            ep_u32 rows = right && left > 0 ? ep_rows_of_rail(r, a, far, f, left < 32 ? left : 32) : 0;
+            if (rows > 0) rows = ep_rows_that_go(r, a, far, f, rows, next, end);
+            right = right && (left == 0 || rows > 0);
+            if (lane == 0) *says = EpForwarding{f.inlet, rows};
         }
         ep_team_meet(team.number, team.warps);
         const EpForwarding going = *says;
         if (going.rows == 0) break;
-        ep_forward_rows(r, a, far, f, going, team);
+        f.inlet = going.inlet; /* One copy in registers, not two. */
+        ep_forward_rows(r, a, far, f, going.rows, team);
         ep_team_meet(team.number, team.warps);
         if (!leads) continue;
-        ep_rows_went(r, a, far, f, batch, fanout);
-        next = ep_warp_shuffle(batch.token, batch.rows - 1) + 1;
-        left -= batch.rows;
+        next = ep_rows_went(r, a, far, f, going.rows, next, fanout);
+        left -= going.rows;
     }
     if (!leads || !right) return;
     ep_forward_none(r, fanout, next, end);

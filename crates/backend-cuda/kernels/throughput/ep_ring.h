@@ -53,16 +53,32 @@ struct EpOutlet {
     EpStaged staged; /* of a ring between nodes; the first lane's alone is right */
 };
 
-EP_DEV void ep_outlet_publish(const EpRank& r, const EpRings& rings, EpOutlet& o) {
+/* One to a rank of this node, as the text says: so compilers leave out what rings between nodes need. */
+struct EpNearOutlet : EpOutlet {};
+
+EP_DEV EpNearOutlet ep_near_outlet(const EpProducer& ring, ep_u32 peer, ep_u32 track) { return EpNearOutlet{EpOutlet{ring, peer, track, EpStaged{}}}; }
+
+/* Whether it leads to another node. */
+EP_DEV bool ep_leads_beyond(const EpRank& r, const EpOutlet& o) { return ep_is_beyond(r, o.peer); }
+EP_DEV bool ep_leads_beyond(const EpRank&, const EpNearOutlet&) { return false; }
+
+/* Publishes the tail of a ring within the node. By one thread, which has fenced. */
+EP_DEV void ep_outlet_tell(const EpRank& r, const EpOutlet& o) { ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail); }
+EP_DEV void ep_outlet_tell(const EpRank& r, const EpNearOutlet& o) {
+    const ep_u32 lane = ep_lane_data(o.track);
+    ep_raise_fenced(r, o.peer, lane, ep_at(r, o.peer, ep_cell(r.w, r.generation, r.me, lane, EP_COUNTER_TAIL)), o.ring.tail);
+}
+
+template <class Outlet> EP_DEV void ep_outlet_publish(const EpRank& r, const EpRings& rings, Outlet& o) {
     if (o.ring.published == o.ring.tail) return;
     ep_warp_meet();
     if (ep_warp_lane() == 0) {
         ep_event(r, EP_EVENT_PUBLISHED, o.peer, o.track, o.ring.tail, ep_op(r));
-        if (ep_is_beyond(r, o.peer)) {
+        if (ep_leads_beyond(r, o)) {
             ep_staged_post(r, rings, o.ring, o.staged, o.peer, o.track);
         } else {
             ep_fence_sys();
-            ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail);
+            ep_outlet_tell(r, o);
         }
     }
     o.ring.published = o.ring.tail;
@@ -157,13 +173,13 @@ EP_DEV EpAt ep_outlet_staging(const EpRank& r, const EpRings& rings, const EpPro
 #endif
 
 /* Where the next row goes; false when there will be no room. */
-EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u64 began, EpAt* at) {
+template <class Outlet> EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, Outlet& o, ep_u64 began, EpAt* at) {
     if (ep_producer_is_full(o.ring, rings)) {
         if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_outlet_publish(r, rings, o);
         if (!ep_outlet_await(r, o, ep_producer_awaits(o.ring, rings), began)) return false;
     }
     ep_outlet_plant(r, o);
-    if (ep_is_beyond(r, o.peer)) return ep_outlet_stage(r, rings, o, at);
+    if (ep_leads_beyond(r, o)) return ep_outlet_stage(r, rings, o, at);
     EpProducer ring = o.ring;
     if (ep_planted(r, EP_PLANT_WRONG_SLOT)) ++ring.tail;
     *at = ep_at(r, o.peer, ep_ring_slot(r.w, rings, r.me, o.track, ep_producer_slot(ring, rings)));
@@ -171,16 +187,16 @@ EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, EpOutlet& o, e
 }
 
 /* The slot has been filled by all lanes. */
-EP_DEV void ep_outlet_push(const EpRank& r, const EpRings& rings, EpOutlet& o) {
+template <class Outlet> EP_DEV void ep_outlet_push(const EpRank& r, const EpRings& rings, Outlet& o) {
     const bool due = ep_producer_push(o.ring, rings);
     if (ep_warp_lane() == 0) ep_event(r, EP_EVENT_FILLED, o.peer, o.track, o.ring.tail, ep_op(r));
     if (due) ep_outlet_publish(r, rings, o);
 }
 
-EP_DEV void ep_outlet_close(const EpRank& r, const EpRings& rings, EpOutlet& o) {
+template <class Outlet> EP_DEV void ep_outlet_close(const EpRank& r, const EpRings& rings, Outlet& o) {
     ep_outlet_publish(r, rings, o);
     if (ep_warp_lane() != 0) return;
-    if (ep_is_beyond(r, o.peer)) ep_staged_flush(r, o.staged, o.ring.tail, o.peer, o.track);
+    if (ep_leads_beyond(r, o)) ep_staged_flush(r, o.staged, o.ring.tail, o.peer, o.track);
     *ep_cursor(r, 0, o.peer, o.track) = o.ring.tail;
 }
 

@@ -104,10 +104,11 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             ep_team_meet(team.number, team.warps);
             const EpSending sending = *says;
             if (sending.rows == 0) return;
+            ring.ring = sending.ring; /* One copy in registers, not two. */
 #pragma unroll 1
             for (ep_u32 i = 0; i < sending.rows; ++i, votes &= votes - 1) {
                 if (i % team.warps != team.member) continue;
-                ep_stage_row(r, a, ep_outlet_staging(r, rings, sending.ring, peer, role.track, i), node, base + ep_lowest_bit(votes));
+                ep_stage_row(r, a, ep_outlet_staging(r, rings, ring.ring, peer, role.track, i), node, base + ep_lowest_bit(votes));
             }
             ep_team_meet(team.number, team.warps);
 #pragma unroll 1

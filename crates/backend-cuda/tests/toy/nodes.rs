@@ -120,9 +120,9 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         "F9: a forwarder's credit by a leader that has not met its team",
         (
             "ep_forward.h",
-            "        ep_forward_rows(r, a, far, f, going, team);\n        ep_team_meet(team.number, team.warps);\n",
+            "        ep_forward_rows(r, a, far, f, going.rows, team);\n        ep_team_meet(team.number, team.warps);\n",
             "        for (ep_u32 i = 0; i < 200 && !leads; ++i) ep_nap(1000);\n        \
-             ep_forward_rows(r, a, far, f, going, team);\n",
+             ep_forward_rows(r, a, far, f, going.rows, team);\n",
         ),
     ),
     (
