@@ -29,8 +29,8 @@ struct EpForwarding {
 static_assert(sizeof(EpForwarding) <= EP_BATON_BYTES, "the host makes room for another EpForwarding");
 
 /* The ring of the exit to the rank `local`, as all lanes use it; and back. */
-EP_DEV EpNearOutlet ep_exit_ring(const EpRank& r, const EpExit* exits, ep_u32 local) {
-    return ep_near_outlet(exits[local].ring, r.me - r.me % r.w.ranks_per_node + local, exits[local].track);
+EP_DEV EpOutletWithin ep_exit_ring(const EpRank& r, const EpExit* exits, ep_u32 local) {
+    return ep_outlet_within(exits[local].ring, r.me - r.me % r.w.ranks_per_node + local, exits[local].track);
 }
 EP_DEV void ep_exit_keep(EpExit& exit, const EpOutlet& ring) {
     ep_warp_meet();
@@ -48,7 +48,7 @@ EP_DEV void ep_exits_publish(const EpRank& r, const EpRings& rings, EpExit* exit
     if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         if (!ep_exit_is_ring(r, exits, local)) continue;
-        EpNearOutlet ring = ep_exit_ring(r, exits, local);
+        EpOutletWithin ring = ep_exit_ring(r, exits, local);
         ep_outlet_publish(r, rings, ring);
         ep_exit_keep(exits[local], ring);
     }
@@ -169,7 +169,7 @@ EP_DEV ep_u32 ep_first_rows(ep_u32 rows) { return rows == 32 ? EP_FULL : (1u << 
 
 /* For how many of `wanted` rows the ring into the rank `local` has room. Waits for that of the first one where it is the batch's first, politely. */
 EP_DEV bool ep_exit_room(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 local, bool first, ep_u32 wanted, ep_u32* room) {
-    EpNearOutlet ring = ep_exit_ring(r, f.exits, local);
+    EpOutletWithin ring = ep_exit_ring(r, f.exits, local);
     if (ring.ring.tail + wanted - ring.ring.head > a.rings.slots) ep_outlet_refresh(r, ring);
     ep_exit_keep(f.exits[local], ring);
     if (first && ep_producer_is_full(ring.ring, a.rings)) {
@@ -265,7 +265,7 @@ EP_DEV ep_u32 ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const E
         const bool goes = votes >> lane & 1;
         if (has) fanout[(ep_u64)token * r.w.ranks_per_node + local] = goes ? (ep_i32)(position + ep_bits(votes & ep_first_rows(lane))) : -1;
         if (ep_exit_is_ring(r, f.exits, local)) {
-            EpNearOutlet ring = ep_exit_ring(r, f.exits, local);
+            EpOutletWithin ring = ep_exit_ring(r, f.exits, local);
 #pragma unroll 1
             for (ep_u32 i = 0; i < count; ++i) ep_outlet_push(r, a.rings, ring);
             ep_exit_keep(f.exits[local], ring);
@@ -294,7 +294,7 @@ EP_DEV void ep_forward_close(const EpRank& r, const EpDispatchRingArgs& a, EpFor
             ep_say_placed(r, f.first + local, track);
             continue;
         }
-        EpNearOutlet ring = ep_exit_ring(r, f.exits, local);
+        EpOutletWithin ring = ep_exit_ring(r, f.exits, local);
         ep_outlet_close(r, a.rings, ring);
     }
 }

@@ -54,17 +54,17 @@ struct EpOutlet {
 };
 
 /* One to a rank of this node, as the text says: so compilers leave out what rings between nodes need. */
-struct EpNearOutlet : EpOutlet {};
+struct EpOutletWithin : EpOutlet {};
 
-EP_DEV EpNearOutlet ep_near_outlet(const EpProducer& ring, ep_u32 peer, ep_u32 track) { return EpNearOutlet{EpOutlet{ring, peer, track, EpStaged{}}}; }
+EP_DEV EpOutletWithin ep_outlet_within(const EpProducer& ring, ep_u32 peer, ep_u32 track) { return EpOutletWithin{EpOutlet{ring, peer, track, EpStaged{}}}; }
 
 /* Whether it leads to another node. */
 EP_DEV bool ep_leads_beyond(const EpRank& r, const EpOutlet& o) { return ep_is_beyond(r, o.peer); }
-EP_DEV bool ep_leads_beyond(const EpRank&, const EpNearOutlet&) { return false; }
+EP_DEV bool ep_leads_beyond(const EpRank&, const EpOutletWithin&) { return false; }
 
 /* Publishes the tail of a ring within the node. By one thread, which has fenced. */
 EP_DEV void ep_outlet_tell(const EpRank& r, const EpOutlet& o) { ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail); }
-EP_DEV void ep_outlet_tell(const EpRank& r, const EpNearOutlet& o) {
+EP_DEV void ep_outlet_tell(const EpRank& r, const EpOutletWithin& o) {
     const ep_u32 lane = ep_lane_data(o.track);
     ep_raise_fenced(r, o.peer, lane, ep_at(r, o.peer, ep_cell(r.w, r.generation, r.me, lane, EP_COUNTER_TAIL)), o.ring.tail);
 }

@@ -147,8 +147,8 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         "F3: a tail without a fence",
         (
             "ep_ring.h",
-            "            ep_fence_sys();\n            ep_publish(r, o.peer, ep_lane_data(o.track)",
-            "            ep_publish(r, o.peer, ep_lane_data(o.track)",
+            "            ep_fence_sys();\n            ep_outlet_tell(r, o)",
+            "            ep_outlet_tell(r, o)",
         ),
     ),
     (
