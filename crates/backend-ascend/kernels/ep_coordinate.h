@@ -120,7 +120,7 @@ EP_DEV bool ep_send_rows(EpCore& c, EpPeer& p, ep_u32 channel) {
     ep_u32 slots = filled - h.put < rings.far_chunk ? filled - h.put : rings.far_chunk;
     if (slots > depth - from) slots = depth - from;
     if (slots > rings.far_slots - to) slots = rings.far_slots - to;
-    const ep_u32 lane = ep_lane_data(track), bytes = slots * (ep_u32)r.w.far_slot_bytes;
+    const ep_u32 lane = ep_lane_data(track), bytes = slots * rings.far_slot_bytes;
     const ep_u64 tail = ep_stamp(r.generation, h.base + h.put + slots);
     if (EP_PLANTED(c, TAIL_FIRST)) ep_post_cell(c, p, lane, EP_COUNTER_TAIL, tail);
     ep_queue_element(c, p.queue, c.own + ep_staging_slot(r.w, rings, p.rank, track, from),

@@ -296,7 +296,7 @@ impl RankDevice {
         let settings = self.layout.hash(&call.rings).wrapping_add(call.replayed);
         Launch {
             r: RankView { settings, kind: call.kind as u32, ..self.view },
-            rings: KernelRings::from(&call.rings),
+            rings: KernelRings::new(&self.layout, call.kind, &call.rings),
             roles: self.options.roles,
             nanos_per_tick: NANOS_PER_TICK,
             plant: self.options.plant,

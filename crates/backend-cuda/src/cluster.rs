@@ -1,6 +1,7 @@
 //! Ranks on the GPUs of this host, in one process.
 
 mod join;
+mod queues;
 
 use std::fmt;
 use std::ops::Range;
@@ -163,7 +164,7 @@ impl Builder {
         let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
         let sharing =
             gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
-        check_connections(sharing)?;
+        queues::check(sharing, self.topology.nodes() > 1)?;
         let options = self.options(&devices, sharing)?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
         memory::admit(&devices, &memory::of_window(&layout))?;
@@ -247,7 +248,8 @@ impl Builder {
         }
         let specialises = self.specialises.unwrap_or_else(build::specialises);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
-        Ok(Options { blocks, low_blocks, low_beside_copies, priority, launches, specialises, is_alone })
+        let ways = queues::ways(sharing);
+        Ok(Options { blocks, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone })
     }
 }
 
@@ -257,18 +259,6 @@ fn present() -> Result<usize, Error> {
         0 => Err(Error::unsupported("the CUDA backend", "a GPU; none is visible (CUDA_VISIBLE_DEVICES limits them)")),
         present => Ok(present),
     }
-}
-
-/// Streams of one process that the driver lets run beside each other on a GPU; more queue behind each other, and ranks that wait
-/// for each other would wait for ever.
-fn check_connections(sharing: u32) -> Result<(), Error> {
-    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-    let connections = std::env::var(VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(8);
-    if sharing > connections {
-        let limit = format_args!("{connections}; {VARIABLE} sets it, at most 32");
-        return Err(Error::invalid("ranks on one GPU", sharing, limit));
-    }
-    Ok(())
 }
 
 /// Ranks on the GPUs of this host, as threads of one process.

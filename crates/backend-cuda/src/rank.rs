@@ -187,7 +187,8 @@ impl RankDevice {
         checks: Option<&Checks>,
         network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
-        let Options { blocks, low_blocks, low_beside_copies, priority, launches, specialises, is_alone } = options;
+        let Options { blocks, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone } =
+            options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
@@ -218,7 +219,7 @@ impl RankDevice {
             far: 0,
         };
         let far = network.map(|(network, offers)| {
-            let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, device, layout.window_bytes())?);
+            let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, (device, ways), layout.window_bytes())?);
             let (address, bytes) = (node.address(me), layout.window_bytes());
             let dmabuf = dmabuf_of(device, address, bytes);
             let dmabuf = dmabuf.as_ref().map(|file| file.as_fd());

@@ -225,8 +225,7 @@ struct EpWindow {
     ep_u64 result_wire_bytes; /* Header and payload of a row of results as they travel through a ring. */
     ep_u64 slot_bytes; /* From one ring slot to the next. */
     ep_u64 pull_bytes; /* From one slot where a get lands to the next. */
-    ep_u64 far_wire_bytes; /* A row between nodes, with its mask. */
-    ep_u64 far_slot_bytes; /* From one ring slot between nodes to the next. */
+    ep_u64 far_slot_bytes; /* The longest ring slot between nodes: a part has so many of them. */
     ep_u64 low_row_bytes; /* From one row slot of low latency to the next. */
     ep_u64 low_result_bytes; /* From one result slot of low latency to the next. */
     ep_u64 low_staging_bytes; /* From one staging slot of low latency to the next. */
@@ -253,7 +252,7 @@ struct EpWindow {
     ep_u32 pull_depth; /* Pulled rows in flight per track and writer. */
     ep_u32 tracks; /* Tracks from one rank to one peer. */
 };
-static_assert(sizeof(EpWindow) == 432, "EpWindow");
+static_assert(sizeof(EpWindow) == 424, "EpWindow");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "EpWindow.cells");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "EpWindow.counts");
 static_assert(__builtin_offsetof(EpWindow, notes) == 16, "EpWindow.notes");
@@ -289,35 +288,34 @@ static_assert(__builtin_offsetof(EpWindow, result_stride) == 248, "EpWindow.resu
 static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 256, "EpWindow.result_wire_bytes");
 static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 264, "EpWindow.slot_bytes");
 static_assert(__builtin_offsetof(EpWindow, pull_bytes) == 272, "EpWindow.pull_bytes");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 280, "EpWindow.far_wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 288, "EpWindow.far_slot_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 296, "EpWindow.low_row_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 304, "EpWindow.low_result_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 312, "EpWindow.low_staging_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 320, "EpWindow.low_result_header_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_far_bytes) == 328, "EpWindow.low_far_bytes");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 336, "EpWindow.near_part_slots");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 344, "EpWindow.far_part_slots");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 352, "EpWindow.near_staging_part_slots");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 360, "EpWindow.far_staging_part_slots");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 368, "EpWindow.nodes");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 372, "EpWindow.ranks");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 376, "EpWindow.ranks_per_node");
-static_assert(__builtin_offsetof(EpWindow, experts) == 380, "EpWindow.experts");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 384, "EpWindow.local_experts");
-static_assert(__builtin_offsetof(EpWindow, topk) == 388, "EpWindow.topk");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 392, "EpWindow.hidden");
-static_assert(__builtin_offsetof(EpWindow, max_tokens) == 396, "EpWindow.max_tokens");
-static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 400, "EpWindow.low_staging_slots");
-static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 404, "EpWindow.low_cells_of_writer");
-static_assert(__builtin_offsetof(EpWindow, low_columns) == 408, "EpWindow.low_columns");
-static_assert(__builtin_offsetof(EpWindow, element) == 412, "EpWindow.element");
-static_assert(__builtin_offsetof(EpWindow, scale_groups) == 416, "EpWindow.scale_groups");
-static_assert(__builtin_offsetof(EpWindow, channels) == 420, "EpWindow.channels");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 424, "EpWindow.pull_depth");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 428, "EpWindow.tracks");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 280, "EpWindow.far_slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 288, "EpWindow.low_row_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 296, "EpWindow.low_result_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 304, "EpWindow.low_staging_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 312, "EpWindow.low_result_header_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_far_bytes) == 320, "EpWindow.low_far_bytes");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 328, "EpWindow.near_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 336, "EpWindow.far_part_slots");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 344, "EpWindow.near_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 352, "EpWindow.far_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 360, "EpWindow.nodes");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 364, "EpWindow.ranks");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 368, "EpWindow.ranks_per_node");
+static_assert(__builtin_offsetof(EpWindow, experts) == 372, "EpWindow.experts");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 376, "EpWindow.local_experts");
+static_assert(__builtin_offsetof(EpWindow, topk) == 380, "EpWindow.topk");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 384, "EpWindow.hidden");
+static_assert(__builtin_offsetof(EpWindow, max_tokens) == 388, "EpWindow.max_tokens");
+static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 392, "EpWindow.low_staging_slots");
+static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 396, "EpWindow.low_cells_of_writer");
+static_assert(__builtin_offsetof(EpWindow, low_columns) == 400, "EpWindow.low_columns");
+static_assert(__builtin_offsetof(EpWindow, element) == 404, "EpWindow.element");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 408, "EpWindow.scale_groups");
+static_assert(__builtin_offsetof(EpWindow, channels) == 412, "EpWindow.channels");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 416, "EpWindow.pull_depth");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 420, "EpWindow.tracks");
 
-/* The Rings of a call for a kernel: EpRings of the C header. */
+/* The Rings of a call for a kernel, cut for what it moves: EpRings of the C header. */
 struct EpRings {
     ep_u32 channels; /* Rings from each writer to each reader. */
     ep_u32 slots; /* Rows that fit into a ring within a node. */
@@ -326,7 +324,7 @@ struct EpRings {
     ep_u32 far_slots; /* Rows that fit into a ring between nodes. */
     ep_u32 far_chunk; /* Rows after which a tail is due there. */
     ep_u32 far_credit; /* Rows after which credit is due there. */
-    ep_u32 reserved; /* Zero. */
+    ep_u32 far_slot_bytes; /* From one of its slots to the next. */
 };
 static_assert(sizeof(EpRings) == 32, "EpRings");
 static_assert(__builtin_offsetof(EpRings, channels) == 0, "EpRings.channels");
@@ -336,7 +334,7 @@ static_assert(__builtin_offsetof(EpRings, credit) == 12, "EpRings.credit");
 static_assert(__builtin_offsetof(EpRings, far_slots) == 16, "EpRings.far_slots");
 static_assert(__builtin_offsetof(EpRings, far_chunk) == 20, "EpRings.far_chunk");
 static_assert(__builtin_offsetof(EpRings, far_credit) == 24, "EpRings.far_credit");
-static_assert(__builtin_offsetof(EpRings, reserved) == 28, "EpRings.reserved");
+static_assert(__builtin_offsetof(EpRings, far_slot_bytes) == 28, "EpRings.far_slot_bytes");
 
 /* --- Cells: a count of EP_VALUE_BITS bits below 16 bits of generation. --- */
 
@@ -402,7 +400,7 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots, w.slot_bytes apart, between nodes w.far_slot_bytes: w.wire_bytes of a dispatched row, with its mask behind
+/* --- Slots, w.slot_bytes apart, between nodes r.far_slot_bytes: w.wire_bytes of a dispatched row, with its mask behind
        it between nodes, or w.result_wire_bytes of a row of results. --- */
 
 /* Index of the ring on track within its writer's part, cut as r. */
@@ -416,8 +414,8 @@ EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_
                                         ep_u32 slot) {
     const ep_u64 ring = ep_ring_of(w, r, track);
     if (ep_is_far(w, track)) {
-        const ep_u64 at = (ep_u64)(writer / w.ranks_per_node) * w.far_part_slots + ring * r.far_slots + slot;
-        return w.far_rings + at * w.far_slot_bytes;
+        const ep_u64 part = (ep_u64)(writer / w.ranks_per_node) * w.far_part_slots * w.far_slot_bytes;
+        return w.far_rings + part + (ring * r.far_slots + slot) * r.far_slot_bytes;
     }
     const ep_u64 at = (ep_u64)(writer % w.ranks_per_node) * w.near_part_slots + ring * r.slots + slot;
     return w.near_rings + at * w.slot_bytes;
@@ -440,8 +438,8 @@ EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, 
                                            ep_u32 slot) {
     const ep_u64 in_part = (ep_u64)ep_ring_of(w, r, track) * ep_staging_slots(w, r, track) + slot;
     if (ep_is_far(w, track)) {
-        const ep_u64 at = (ep_u64)(peer / w.ranks_per_node) * w.far_staging_part_slots + in_part;
-        return w.far_staging + at * w.far_slot_bytes;
+        const ep_u64 part = (ep_u64)(peer / w.ranks_per_node) * w.far_staging_part_slots * w.far_slot_bytes;
+        return w.far_staging + part + in_part * r.far_slot_bytes;
     }
     const ep_u64 at = (ep_u64)(peer % w.ranks_per_node) * w.near_staging_part_slots + in_part;
     return w.near_staging + at * w.slot_bytes;

@@ -259,23 +259,23 @@ struct EpRank {
     ep_u64 test; /* Address of the EpTest in builds for tests; 0 in others. */
     ep_u64 far; /* Address of an array [ranks, lanes]: the EpFar.state of each lane to a rank of another node; 0 for other lanes. */
 };
-static_assert(sizeof(EpRank) == 536, "EpRank");
+static_assert(sizeof(EpRank) == 528, "EpRank");
 static_assert(__builtin_offsetof(EpRank, w) == 0, "EpRank.w");
-static_assert(__builtin_offsetof(EpRank, windows) == 432, "EpRank.windows");
-static_assert(__builtin_offsetof(EpRank, local) == 440, "EpRank.local");
-static_assert(__builtin_offsetof(EpRank, report) == 448, "EpRank.report");
-static_assert(__builtin_offsetof(EpRank, cursors) == 456, "EpRank.cursors");
-static_assert(__builtin_offsetof(EpRank, first_op) == 464, "EpRank.first_op");
-static_assert(__builtin_offsetof(EpRank, settings) == 472, "EpRank.settings");
-static_assert(__builtin_offsetof(EpRank, allowed) == 480, "EpRank.allowed");
-static_assert(__builtin_offsetof(EpRank, plan) == 488, "EpRank.plan");
-static_assert(__builtin_offsetof(EpRank, tally) == 496, "EpRank.tally");
-static_assert(__builtin_offsetof(EpRank, me) == 504, "EpRank.me");
-static_assert(__builtin_offsetof(EpRank, generation) == 508, "EpRank.generation");
-static_assert(__builtin_offsetof(EpRank, kind) == 512, "EpRank.kind");
-static_assert(__builtin_offsetof(EpRank, replays) == 516, "EpRank.replays");
-static_assert(__builtin_offsetof(EpRank, test) == 520, "EpRank.test");
-static_assert(__builtin_offsetof(EpRank, far) == 528, "EpRank.far");
+static_assert(__builtin_offsetof(EpRank, windows) == 424, "EpRank.windows");
+static_assert(__builtin_offsetof(EpRank, local) == 432, "EpRank.local");
+static_assert(__builtin_offsetof(EpRank, report) == 440, "EpRank.report");
+static_assert(__builtin_offsetof(EpRank, cursors) == 448, "EpRank.cursors");
+static_assert(__builtin_offsetof(EpRank, first_op) == 456, "EpRank.first_op");
+static_assert(__builtin_offsetof(EpRank, settings) == 464, "EpRank.settings");
+static_assert(__builtin_offsetof(EpRank, allowed) == 472, "EpRank.allowed");
+static_assert(__builtin_offsetof(EpRank, plan) == 480, "EpRank.plan");
+static_assert(__builtin_offsetof(EpRank, tally) == 488, "EpRank.tally");
+static_assert(__builtin_offsetof(EpRank, me) == 496, "EpRank.me");
+static_assert(__builtin_offsetof(EpRank, generation) == 500, "EpRank.generation");
+static_assert(__builtin_offsetof(EpRank, kind) == 504, "EpRank.kind");
+static_assert(__builtin_offsetof(EpRank, replays) == 508, "EpRank.replays");
+static_assert(__builtin_offsetof(EpRank, test) == 512, "EpRank.test");
+static_assert(__builtin_offsetof(EpRank, far) == 520, "EpRank.far");
 
 /* --- What lies behind the structs: addresses of words of 32 bits. --- */
 

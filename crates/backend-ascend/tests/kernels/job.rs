@@ -301,7 +301,7 @@ impl Job {
             let r = RankView { settings, kind: kind as u32, ..memory.view };
             let (roles, plant) = (self.roles, self.plant);
             let &Memory { lines, mail, queues, .. } = memory;
-            let rings = KernelRings::from(&round.rings);
+            let rings = KernelRings::new(layout, kind, &round.rings);
             Launch { r, rings, roles, nanos_per_tick: 20, plant, follows: 0, lines, mail, queues }
         };
         let dispatch = Dispatch {

@@ -86,7 +86,7 @@ EP_DEV bool ep_staged_post(const EpRank& r, const EpRings& rings, const EpProduc
         if (run > depth - from) run = depth - from;
         if (run > rings.slots - to) run = rings.slots - to;
         status = ep_far_put(lane, ep_staging_slot(r.w, rings, peer, track, from), ep_ring_slot(r.w, rings, r.me, track, to),
-                            run * r.w.far_slot_bytes, s.until, &s.newest_ticket);
+                            run * rings.far_slot_bytes, s.until, &s.newest_ticket);
         slot += run;
     }
     const ep_u64 cell = ep_cell(r.w, r.generation, r.me, index, EP_COUNTER_TAIL);

@@ -100,7 +100,7 @@ EP_DEV ep_u32 ep_forward_open(const EpRank& r, const EpDispatchRingArgs& a, cons
     }
     if (!ep_warp_all(right)) return EP_FULL;
     ep_warp_meet();
-    ep_poison(r, at, (ep_u32)r.w.far_slot_bytes);
+    ep_poison(r, at, far.far_slot_bytes);
     ep_inlet_pop(r, far, f.inlet, lane == 0);
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local)
         if (!ep_exit_open(r, a, f, local, track)) return EP_FULL;
@@ -279,7 +279,7 @@ EP_DEV ep_u32 ep_rows_went(const EpRank& r, const EpDispatchRingArgs& a, const E
     }
 #pragma unroll 1
     for (ep_u32 i = 0; i < rows; ++i) {
-        ep_poison(r, ep_inlet_slot(r, far, f.inlet), (ep_u32)r.w.far_slot_bytes);
+        ep_poison(r, ep_inlet_slot(r, far, f.inlet), far.far_slot_bytes);
         ep_inlet_pop(r, far, f.inlet, lane == 0);
     }
     return behind;

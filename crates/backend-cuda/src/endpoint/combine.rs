@@ -91,7 +91,7 @@ impl CudaEndpoint {
         };
         let args = args::CombineRing {
             combine,
-            rings: KernelRings::from(&rings),
+            rings: KernelRings::new(self.layout(), Kind::Combine, &rings),
             source_token: kept.source_token.address(),
             tokens_of: plan.tokens_of(),
             fanout: plan.fanout(),

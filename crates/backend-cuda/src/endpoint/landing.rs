@@ -117,7 +117,7 @@ impl CudaEndpoint {
         let (idx, weights) =
             if topk_idx == 0 { (0, 0) } else { (landing.topk_idx.address(), landing.topk_weights.address()) };
         let ring = args::DispatchRing {
-            rings: KernelRings::from(&batch.rings),
+            rings: KernelRings::new(self.layout(), batch.call.kind, &batch.rings),
             x: self.address(batch.x),
             x_stride: batch.x.stride() as u64,
             scales,

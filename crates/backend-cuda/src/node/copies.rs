@@ -15,14 +15,13 @@ use super::mirror::Beside;
 use crate::driver::{Device, Imported, Mapped, MemoryHandle, Stream};
 use crate::error::CudaError;
 
-/// Streams by which copies go to a window. On one alone a copy waits for the cells that were stored before, which takes as long as a copy.
-const WAYS: usize = 4;
-
-/// A rank's window, and streams beside those of kernels.
+/// A rank's window, and streams beside those of kernels. On one alone a copy waits for the cells that were stored before, which takes as long as
+/// a copy.
 #[derive(Debug)]
 pub(crate) struct Copies {
     window: Place,
-    ways: Vec<Way>,
+    /// Of a process the same to all windows: each has few queues of a GPU.
+    ways: Arc<[Way]>,
 }
 
 #[derive(Debug)]
@@ -58,14 +57,15 @@ enum At {
 }
 
 impl Copies {
-    /// Of `rank`, whose window of so many bytes lies on `device`.
-    pub(crate) fn new(node: &Arc<Node>, rank: Rank, device: &Arc<Device>, bytes: u64) -> Result<Self, CudaError> {
-        Self::of(Place { at: At::Here(Arc::clone(node), rank), bytes }, device)
-    }
-
-    fn of(window: Place, device: &Arc<Device>) -> Result<Self, CudaError> {
-        let ways = (0..WAYS).map(|_| Way::new(device)).collect::<Result<_, _>>()?;
-        Ok(Self { window, ways })
+    /// Of `rank`, whose window of so many bytes lies on `device`, by so many streams.
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        rank: Rank,
+        (device, ways): (&Arc<Device>, usize),
+        bytes: u64,
+    ) -> Result<Self, CudaError> {
+        let ways = (0..ways.max(1)).map(|_| Way::new(device)).collect::<Result<_, _>>()?;
+        Ok(Self { window: Place { at: At::Here(Arc::clone(node), rank), bytes }, ways })
     }
 
     fn way(&self, way: usize) -> &Way {
@@ -173,7 +173,8 @@ impl WindowCopies for Copies {
 
     #[cfg(target_os = "linux")]
     fn mirror(&self, bytes: u64) -> Result<Arc<dyn Mirror>, Error> {
-        let stream = Stream::new(self.device(), 0)?;
+        // Nobody else uses it: what has a mirror is copied by no way.
+        let stream = Arc::clone(&self.way(0).stream);
         Ok(Arc::new(Beside::new(self.window.clone(), stream, bytes)?))
     }
 
@@ -192,14 +193,14 @@ impl WindowCopies for Copies {
         let device = self.device();
         let window = Imported::open(device, MemoryHandle::from_bytes(handle))?;
         let window = Place { at: At::There(Arc::new(window)), bytes: self.window.bytes };
-        Ok(Arc::new(Self::of(window, device)?))
+        Ok(Arc::new(Self { window, ways: Arc::clone(&self.ways) }))
     }
 }
 
 impl Drop for Copies {
     fn drop(&mut self) {
         // Before another process' memory is given back.
-        for way in &self.ways {
+        for way in self.ways.iter() {
             let _ = way.stream.synchronize();
         }
     }

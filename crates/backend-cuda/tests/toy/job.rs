@@ -104,8 +104,8 @@ impl Job {
         let matrix: Vec<u32> = plans.iter().flat_map(|plan| plan.rows().to_vec()).collect();
         let exchange = Exchange::new(matrix, round.tokens.clone(), Vec::new()).expect("few rows");
         put(out, &[layout.hash(&rings)]);
-        put(out, &[KernelRings::from(&rings)]);
         for kind in [Kind::Dispatch, Kind::Combine] {
+            put(out, &[KernelRings::new(layout, kind, &rings)]);
             put(out, &[ring_roles_of(layout, kind, round.channels)]);
         }
         put(out, &round.tokens[..]);

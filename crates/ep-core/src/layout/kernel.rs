@@ -2,7 +2,7 @@
 
 use super::announced::cells_of_writer;
 use super::window::{NOTE_BYTES, PULL_DEPTH, counts_bytes};
-use super::{Layout, SLOT_ALIGN};
+use super::{Kind, Layout, SLOT_ALIGN};
 use crate::c_struct;
 use crate::settings::Rings;
 
@@ -80,9 +80,7 @@ c_struct! {
         pub slot_bytes: u64,
         /// From one slot where a get lands to the next.
         pub pull_bytes: u64,
-        /// A row between nodes, with its mask.
-        pub far_wire_bytes: u64,
-        /// From one ring slot between nodes to the next.
+        /// The longest ring slot between nodes: a part has so many of them.
         pub far_slot_bytes: u64,
         /// From one row slot of low latency to the next.
         pub low_row_bytes: u64,
@@ -215,7 +213,6 @@ impl From<&Layout> for KernelWindow {
             result_wire_bytes: results.wire_bytes(),
             slot_bytes: row.slot_bytes(),
             pull_bytes: layout.pulls.bytes,
-            far_wire_bytes: layout.far_wire_bytes(),
             far_slot_bytes: layout.far_rings.bytes,
             low_row_bytes: layout.low.row_bytes,
             low_result_bytes: layout.low.slots.bytes,
@@ -247,7 +244,7 @@ impl From<&Layout> for KernelWindow {
 }
 
 c_struct! {
-    /// The [`Rings`] of a call for a kernel: `EpRings` of the C header.
+    /// The [`Rings`] of a call for a kernel, cut for what it moves: `EpRings` of the C header.
     #[derive(Eq)]
     pub struct KernelRings = "EpRings" {
         /// Rings from each writer to each reader.
@@ -264,13 +261,14 @@ c_struct! {
         pub far_chunk: u32,
         /// Rows after which credit is due there.
         pub far_credit: u32,
-        /// Zero.
-        pub reserved: u32,
+        /// From one of its slots to the next.
+        pub far_slot_bytes: u32,
     }
 }
 
-impl From<&Rings> for KernelRings {
-    fn from(rings: &Rings) -> Self {
+impl KernelRings {
+    /// Those of an operation of `kind`.
+    pub fn new(layout: &Layout, kind: Kind, rings: &Rings) -> Self {
         let Rings { channels, near, far } = *rings;
         Self {
             channels,
@@ -280,7 +278,8 @@ impl From<&Rings> for KernelRings {
             far_slots: far.slots,
             far_chunk: far.chunk,
             far_credit: far.credit,
-            reserved: 0,
+            // A row of 4 GiB fits into no window of a GPU.
+            far_slot_bytes: u32::try_from(layout.far_slot_bytes(kind)).unwrap_or(u32::MAX),
         }
     }
 }

@@ -5,7 +5,9 @@ use std::hash::Hasher;
 use super::announced::Announced;
 use super::cut::{Cut, Slots};
 use super::low_latency::{LowRegions, check_low_rows};
-use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, outbox, round_up};
+use super::{
+    CELL_BYTES, CountsHeader, Kind, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, outbox, round_up,
+};
 use crate::error::Error;
 use crate::ring::Geometry;
 use crate::settings::{Placement, Rings, Settings};
@@ -74,7 +76,7 @@ impl Layout {
         }
         outbox::check(topology, settings)?;
         let pulled = settings.placement() == Placement::Pulled;
-        let far_bytes = far_slot_bytes(&row, topology);
+        let far_bytes = Kind::ALL.map(|kind| far_slot_bytes(&row, topology, kind)).into_iter().fold(0, u64::max);
         // One node has no network stage.
         let rails = if nodes > 1 { nodes } else { 0 };
         let mut cut = Cut::new();
@@ -352,25 +354,27 @@ impl Layout {
         self.notes_outbox.plus(u64::from(peer.0) * NOTE_BYTES).span(NOTE_BYTES)
     }
 
-    /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings`.
+    /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings` for an operation of `kind`.
     #[inline]
-    pub fn ring_slot(&self, writer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
+    pub fn ring_slot(&self, writer: Rank, rings: &Rings, kind: Kind, track: u16, slot: u32) -> Span {
         if self.is_far(track) {
-            let part = self.topology.node_of(writer).0;
-            self.far_rings.slot(part, self.ring_of(track, rings), rings.far.slots, slot, self.far_wire_bytes())
+            let (part, ring) = (self.topology.node_of(writer).0, self.ring_of(track, rings));
+            let apart = (rings.far.slots, self.far_slot_bytes(kind));
+            self.far_rings.slot_apart(part, ring, apart, slot, self.far_wire_bytes(kind))
         } else {
             let part = self.topology.local_of(writer);
             self.near_rings.slot(part, self.ring_of(track, rings), rings.near.slots, slot, self.row.slot_room())
         }
     }
 
-    /// A slot of the staging memory for the ring on `track` to `peer`, when the part is cut as `rings`.
+    /// A slot of the staging memory for the ring on `track` to `peer`, when the part is cut as `rings` for an operation of `kind`.
     #[inline]
-    pub fn staging_slot(&self, peer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
+    pub fn staging_slot(&self, peer: Rank, rings: &Rings, kind: Kind, track: u16, slot: u32) -> Span {
         let slots = self.staging_slots(rings, track);
         if self.is_far(track) {
-            let part = self.topology.node_of(peer).0;
-            self.far_staging.slot(part, self.ring_of(track, rings), slots, slot, self.far_wire_bytes())
+            let (part, ring) = (self.topology.node_of(peer).0, self.ring_of(track, rings));
+            let apart = (slots, self.far_slot_bytes(kind));
+            self.far_staging.slot_apart(part, ring, apart, slot, self.far_wire_bytes(kind))
         } else {
             let part = self.topology.local_of(peer);
             self.near_staging.slot(part, self.ring_of(track, rings), slots, slot, self.row.slot_room())
@@ -401,11 +405,16 @@ impl Layout {
         if self.is_far(track) { channel } else { node * rings.channels + channel }
     }
 
-    /// Bytes of a slot between nodes: a dispatched row with one bit for each rank of the node that it goes to, or a row
-    /// of results.
+    /// Bytes of a row between nodes: a dispatched one with one bit for each rank of the node that it goes to, or, of a combine, one of results.
     #[inline]
-    pub fn far_wire_bytes(&self) -> u64 {
-        (self.row.wire_bytes() + self.mask_bytes()).max(self.row.results().wire_bytes())
+    pub fn far_wire_bytes(&self, kind: Kind) -> u64 {
+        far_wire_bytes(&self.row, &self.topology, kind)
+    }
+
+    /// From one ring slot between nodes to the next in an operation of `kind`. Slots that travel together take what lies between them along.
+    #[inline]
+    pub fn far_slot_bytes(&self, kind: Kind) -> u64 {
+        far_slot_bytes(&self.row, &self.topology, kind)
     }
 
     /// Bytes of the mask behind a row that travels between nodes.
@@ -523,12 +532,18 @@ fn mask_bytes(topology: &Topology) -> u64 {
     u64::from(topology.ranks_per_node().div_ceil(32)) * 4
 }
 
-/// A far slot holds a row with its mask, or the header slot with the first position for each rank of the node.
-fn far_slot_bytes(row: &RowFormat, topology: &Topology) -> u64 {
+fn far_wire_bytes(row: &RowFormat, topology: &Topology, kind: Kind) -> u64 {
+    match kind {
+        Kind::Combine => row.results().wire_bytes(),
+        Kind::Dispatch | Kind::CachedDispatch | Kind::MembershipDispatch => row.wire_bytes() + mask_bytes(topology),
+    }
+}
+
+/// A far slot holds a row with its mask, or of results, or the header slot with the first position for each rank of the node.
+fn far_slot_bytes(row: &RowFormat, topology: &Topology, kind: Kind) -> u64 {
     let shares = size_of::<Share>() as u64 * u64::from(topology.ranks_per_node());
     let opening = size_of::<OpHeader>() as u64 + shares;
-    let row_bytes = (row.wire_bytes() + mask_bytes(topology)).max(row.results().wire_bytes());
-    round_up(row_bytes.max(opening), SLOT_ALIGN)
+    round_up(far_wire_bytes(row, topology, kind).max(opening), SLOT_ALIGN)
 }
 
 /// FNV-1a: stable across machines and versions, as a hash that crosses the wire must be.

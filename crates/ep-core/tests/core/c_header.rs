@@ -7,7 +7,7 @@ use std::fs;
 
 use ep_core::device::{LAYOUT_HEADER, header_of_shape, headers};
 use ep_core::layout::{
-    Alarm, Arrival, KernelRings, KernelWindow, LowKind, PIECES, generation_of, low_stamp, stamp, value_in,
+    Alarm, Arrival, KernelRings, KernelWindow, Kind, LowKind, PIECES, generation_of, low_stamp, stamp, value_in,
 };
 use ep_core::plan::channel_tokens;
 use ep_core::port::{Cell, Counter, LaneKind, Offset};
@@ -37,6 +37,7 @@ fn the_committed_headers_are_current() {
 struct Case {
     layout: Layout,
     rings: Rings,
+    kind: Kind,
     generation: u16,
     op: u64,
     writer: u32,
@@ -81,6 +82,7 @@ fn cases() -> impl Strategy<Value = Case> {
         };
         Case {
             rings,
+            kind: Kind::ALL[below(12, 4) as usize],
             generation: raw[0] as u16,
             op: u64::from(raw[1]),
             writer: below(2, layout.topology().ranks()),
@@ -144,11 +146,11 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.note(op, writer).offset.0,
         layout.note(op, writer).len,
         layout.note_outbox(writer).offset.0,
-        layout.ring_slot(writer, rings, case.track, case.slot).offset.0,
-        layout.ring_slot(writer, rings, case.track, case.slot).len,
+        layout.ring_slot(writer, rings, case.kind, case.track, case.slot).offset.0,
+        layout.far_slot_bytes(case.kind),
         layout.row().wire_bytes(),
         u64::from(layout.staging_slots(rings, case.track)),
-        layout.staging_slot(writer, rings, case.track, case.staging_slot).offset.0,
+        layout.staging_slot(writer, rings, case.kind, case.track, case.staging_slot).offset.0,
         layout.pull_slot(layout.near_track(Node(case.node), case.channel), writer, case.turn).offset.0,
         layout.arena().offset.0,
         layout.arena().len,
@@ -220,7 +222,7 @@ fn program(cases: &[Case]) -> String {
     for case in cases {
         let list = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte},")).collect::<String>();
         let window = list(KernelWindow::from(&case.layout).as_bytes());
-        let rings = list(KernelRings::from(&case.rings).as_bytes());
+        let rings = list(KernelRings::new(&case.layout, case.kind, &case.rings).as_bytes());
         let Case {
             generation, op, writer, lane, channel, node, track, slot, staging_slot, turn, base, rows, row, ..
         } = case;
@@ -283,8 +285,7 @@ int main() {
         out(w.note_bytes);
         out(ep_note_outbox(w, c.writer));
         out(ep_ring_slot(w, r, c.writer, c.track, c.slot));
-        out(ep_is_far(w, c.track) ? w.far_wire_bytes
-                                  : w.wire_bytes > w.result_wire_bytes ? w.wire_bytes : w.result_wire_bytes);
+        out(r.far_slot_bytes);
         out(w.wire_bytes);
         out(ep_staging_slots(w, r, c.track));
         out(ep_staging_slot(w, r, c.writer, c.track, c.staging_slot));

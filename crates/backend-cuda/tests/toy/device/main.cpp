@@ -64,7 +64,7 @@ struct Part {
 
 struct Round {
     ep_u64 settings;
-    EpRings rings;
+    EpRings dispatch_rings, combine_rings;
     ep_u32 dispatch_roles, combine_roles;
     std::vector<ep_u32> tokens_of;
     std::vector<Part> parts;
@@ -176,8 +176,9 @@ Part take_part(const EpWindow& w) {
 Round take_round(const EpWindow& w) {
     Round round;
     round.settings = take_one<ep_u64>();
-    round.rings = take_one<EpRings>();
+    round.dispatch_rings = take_one<EpRings>();
     round.dispatch_roles = take_one<ep_u32>();
+    round.combine_rings = take_one<EpRings>();
     round.combine_roles = take_one<ep_u32>();
     round.tokens_of = take<ep_u32>();
     for (ep_u32 rank = 0; rank < w.ranks; ++rank) {
@@ -209,7 +210,7 @@ EpCountsArgs counts_args(const Rank& rank, const Round& round, const Part& p) {
 EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Part& p) {
     const EpWindow& w = rank.view.w;
     EpDispatchRingArgs a{};
-    a.rings = round.rings;
+    a.rings = round.dispatch_rings;
     a.x = address(p.x);
     a.x_stride = w.scales_offset;
     a.scales = address(p.scales);
@@ -252,7 +253,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.combine.base = EP_NO_BASE;
     a.combine.first_of = address(p.first_of);
     a.combine.tokens = round.tokens_of[rank.view.me];
-    a.rings = round.rings;
+    a.rings = round.combine_rings;
     a.source_token = address(p.out_token);
     a.tokens_of = address(p.tokens_of);
     a.roles = address(rank.combine_roles);

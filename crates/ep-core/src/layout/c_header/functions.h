@@ -63,7 +63,7 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots, w.slot_bytes apart, between nodes w.far_slot_bytes: w.wire_bytes of a dispatched row, with its mask behind
+/* --- Slots, w.slot_bytes apart, between nodes r.far_slot_bytes: w.wire_bytes of a dispatched row, with its mask behind
        it between nodes, or w.result_wire_bytes of a row of results. --- */
 
 /* Index of the ring on track within its writer's part, cut as r. */
@@ -77,8 +77,8 @@ EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_
                                         ep_u32 slot) {
     const ep_u64 ring = ep_ring_of(w, r, track);
     if (ep_is_far(w, track)) {
-        const ep_u64 at = (ep_u64)(writer / w.ranks_per_node) * w.far_part_slots + ring * r.far_slots + slot;
-        return w.far_rings + at * w.far_slot_bytes;
+        const ep_u64 part = (ep_u64)(writer / w.ranks_per_node) * w.far_part_slots * w.far_slot_bytes;
+        return w.far_rings + part + (ring * r.far_slots + slot) * r.far_slot_bytes;
     }
     const ep_u64 at = (ep_u64)(writer % w.ranks_per_node) * w.near_part_slots + ring * r.slots + slot;
     return w.near_rings + at * w.slot_bytes;
@@ -101,8 +101,8 @@ EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, 
                                            ep_u32 slot) {
     const ep_u64 in_part = (ep_u64)ep_ring_of(w, r, track) * ep_staging_slots(w, r, track) + slot;
     if (ep_is_far(w, track)) {
-        const ep_u64 at = (ep_u64)(peer / w.ranks_per_node) * w.far_staging_part_slots + in_part;
-        return w.far_staging + at * w.far_slot_bytes;
+        const ep_u64 part = (ep_u64)(peer / w.ranks_per_node) * w.far_staging_part_slots * w.far_slot_bytes;
+        return w.far_staging + part + in_part * r.far_slot_bytes;
     }
     const ep_u64 at = (ep_u64)(peer % w.ranks_per_node) * w.near_staging_part_slots + in_part;
     return w.near_staging + at * w.slot_bytes;
