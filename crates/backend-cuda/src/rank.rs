@@ -439,18 +439,18 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
         let args = &self.with_roles(args);
-        let Teams { roles, warps } = match self.far {
+        let teams = match self.far {
             Some(_) => Teams::new(args.role_count, self.blocks, self.view.w.nodes),
             None => Teams { roles: RING_WARPS, warps: 1 },
         };
-        let of_team = if self.far.is_some() { self.view.w.ranks_per_node * EXIT_BYTES + BATON_BYTES } else { 0 };
-        let shape = Launch {
-            blocks: args.role_count.div_ceil(roles),
-            threads: 32 * roles * warps,
-            shared_memory: roles * of_team,
-            mode: Mode::Cooperative,
-        };
-        let args = &args::DispatchRing { team: warps, ..*args };
+        let w = &self.view.w;
+        let of_team = w.ranks_per_node * EXIT_BYTES + BATON_BYTES;
+        let rooms = teams.rooms(of_team, w.scales_offset as u32, self.stream.device().shared_memory());
+        let (room, shared_memory) = if self.far.is_some() { rooms } else { (0, 0) };
+        let Teams { roles, warps } = teams;
+        let (blocks, threads) = (args.role_count.div_ceil(roles), 32 * roles * warps);
+        let shape = Launch { blocks, threads, shared_memory, mode: Mode::Cooperative };
+        let args = &args::DispatchRing { team: warps, room, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
         unsafe { self.launch(self.kernels.dispatch_ring, shape, call, args) }
     }

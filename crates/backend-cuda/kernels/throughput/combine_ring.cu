@@ -32,7 +32,7 @@ EP_KERNEL(32 * EP_COMBINE_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r,
     ep_block_meet();
     const ep_u32 ranks = r.w.ranks, in_block = ep_thread() / 32, part = EP_COLUMNS * 512;
 #ifdef EP_FAR_H
-    const EpTeam team = ep_team(in_block, a.team);
+    const EpTeam team = ep_team(in_block, a.team, 0, 0);
     const ep_u32 number = ep_block() * (ep_threads() / 32 / team.warps) + team.number;
 #else
     const ep_u32 number = ep_block() * (ep_threads() / 32) + in_block;

@@ -4,7 +4,7 @@
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative); between nodes so many for each role as a team has,
  *            and a block has all warps of a team
  *   roles    those of the rings. The block that comes last ends the operation
- *   memory   shared, between nodes: for each team exits of a forwarder, and what its leader says
+ *   memory   shared, between nodes: for each team exits of a forwarder, and what its leader says; for each warp room for a row
  *
  * With direct placement on one node it follows ep_dispatch_kernel where that has too few warps for all roles; it ends at once where that left
  * nothing to do.
@@ -31,10 +31,13 @@ EP_KERNEL(32 * EP_DISPATCH_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) 
 #ifdef EP_FAR_H
     const ep_u64 began = ep_now();
     if (ep_block() == 0) ep_open_all(r, a, began);
-    const EpTeam team = ep_team(ep_thread() / 32, a.team);
-    const ep_u32 teams = ep_threads() / 32 / team.warps, number = ep_block() * teams + team.number, exits = r.w.ranks_per_node;
+    const ep_u32 teams = ep_threads() / 32 / a.team, exits = r.w.ranks_per_node;
+    ep_u8* batons = (ep_u8*)((EpExit*)ep_exits + teams * exits);
+    const ep_u32 before = teams * (exits * EP_EXIT_BYTES + EP_BATON_BYTES);
+    const EpTeam team = ep_team(ep_thread() / 32, a.team, (ep_u8*)ep_exits + (before + 127) / 128 * 128, a.room);
+    const ep_u32 number = ep_block() * teams + team.number;
     EpExit* own = (EpExit*)ep_exits + team.number * exits;
-    ep_u8* baton = (ep_u8*)((EpExit*)ep_exits + teams * exits) + team.number * EP_BATON_BYTES;
+    ep_u8* baton = batons + team.number * EP_BATON_BYTES;
     ep_play_far_role(r, a, number, team, own, baton, began);
     ep_play_near_role(r, a, number, team, baton, began);
 #else

@@ -147,7 +147,8 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
 }
 
 /* The own rows of a channel: every `warps`-th token, of each of so many warps. */
-EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, ep_u32 member = 0, ep_u32 warps = 1) {
+template <class Copy>
+EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, ep_u32 member, ep_u32 warps, const Copy& copy) {
     const ep_u32 lane = ep_warp_lane(), first = ((const ep_u32*)a.first_of)[r.me];
     const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, channel + 1);
     for (ep_u32 token = ep_channel_first(a.tokens, a.rings.channels, channel) + member; token < end; token += warps) {
@@ -155,8 +156,11 @@ EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 cha
         if (position < 0) continue;
         const ep_u32 row = first + (ep_u32)position;
         for (ep_u32 k = lane; k < r.w.topk; k += 32) ep_keep(r, a, row, r.me, token, k, ep_choice(r, a, r.me, token, k));
-        ep_copy_payload(r, a, ep_out_codes(r, a, row), ep_out_scales(r, a, row), token);
+        copy(ep_out_codes(r, a, row), ep_out_scales(r, a, row), token);
     }
+}
+EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel) {
+    ep_keep_own(r, a, channel, 0, 1, [&](ep_u8* codes, ep_u8* scales, ep_u32 token) { ep_copy_payload(r, a, codes, scales, token); });
 }
 
 /* Whether peer wants rows through the ring. Its note has come, if it sent any. */

@@ -116,22 +116,24 @@ EP_DEV EpChoice ep_localized(const EpRank& r, const ep_u8* at, ep_u32 rank, ep_u
 }
 
 /* Takes a row of its own. */
-EP_DEV void ep_forward_own(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const ep_u8* at, ep_u32 token, ep_u32 position) {
+EP_DEV void ep_forward_own(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const EpTeam& team, const ep_u8* at, ep_u32 token,
+                           ep_u32 position) {
     const ep_u32 row = ((const ep_u32*)a.first_of)[f.source] + position;
     for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32) ep_keep(r, a, row, f.source, token, k, ep_localized(r, at, r.me, k));
     const ep_u8* payload = at + r.w.header_bytes;
-    ep_copy_row(ep_out_codes(r, a, row), payload, (ep_u32)r.w.scales_offset);
+    ep_carry_row(team, ep_out_codes(r, a, row), payload, (ep_u32)r.w.scales_offset);
     ep_copy_words(ep_out_scales(r, a, row), payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
 }
 
 /* Lays a row where rank finds it. */
-EP_DEV void ep_lay_forwarded(const EpRank& r, const EpForwarder& f, const ep_u8* at, const EpSpot& to, ep_u32 rank, ep_u32 token, ep_u32 position) {
+EP_DEV void ep_lay_forwarded(const EpRank& r, const EpForwarder& f, const EpTeam& team, const ep_u8* at, const EpSpot& to, ep_u32 rank, ep_u32 token,
+                             ep_u32 position) {
     const ep_u32 lane = ep_warp_lane();
     if (lane == 0) ep_put16(to.header, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
     for (ep_u32 k = lane; k < r.w.topk; k += 32)
         ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
     const ep_u8* payload = at + r.w.header_bytes;
-    ep_copy_row(to.codes, payload, (ep_u32)r.w.scales_offset);
+    ep_carry_row(team, to.codes, payload, (ep_u32)r.w.scales_offset);
     ep_copy_words(to.scales, payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
 }
 
@@ -240,11 +242,11 @@ EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const 
             const ep_u32 position = f.exits[local].next + before;
             const bool placed = ep_is_somewhere(f.exits[local].first.codes);
             if (!placed && f.first + local == r.me) {
-                ep_forward_own(r, a, f, at, token, position);
+                ep_forward_own(r, a, f, team, at, token, position);
                 continue;
             }
             const EpSpot to = placed ? ep_forward_spot(r, a, f, local, position) : ep_forward_slot(r, a, f, local, before);
-            ep_lay_forwarded(r, f, at, to, f.first + local, token, position);
+            ep_lay_forwarded(r, f, team, at, to, f.first + local, token, position);
         }
     }
 }

@@ -10,8 +10,7 @@
  */
 #ifndef EP_PLACE_FAR_H
 #define EP_PLACE_FAR_H
-#include "ep_dispatch_ring.h"
-#include "ep_team.h"
+#include "ep_carry.h"
 
 /* Where the parts of a row go: to a slot, or to a block. */
 struct EpSpot {
@@ -103,7 +102,7 @@ EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole&
             if (lane == 0) ep_put16(to.header, ep_row_header(r, token, position));
             for (ep_u32 k = lane; k < r.w.topk; k += 32)
                 ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_choice(r, a, peer, token, k));
-            ep_copy_payload(r, a, to.codes, to.scales, token);
+            ep_carry_payload(r, a, team, to.codes, to.scales, token);
         }
     }
     if (peer == r.me) return;
@@ -138,7 +137,8 @@ EP_DEV void ep_play_near_role(const EpRank& r, const EpDispatchRingArgs& a, ep_u
     if (sends || (role.duty == EP_DUTY_COLLECTOR && grants)) {
         ep_give(r, a, role, team, baton, began);
     } else if (role.duty == EP_DUTY_COLLECTOR) {
-        ep_keep_own(r, a, role.channel, team.member, team.warps);
+        ep_keep_own(r, a, role.channel, team.member, team.warps,
+                    [&](ep_u8* codes, ep_u8* scales, ep_u32 token) { ep_carry_payload(r, a, team, codes, scales, token); });
     } else if (role.duty == EP_DUTY_RECEIVER && ep_leads(team)) {
         if (!grants) ep_receive(r, a, role, began);
         else if (ep_warp_lane() == 0)

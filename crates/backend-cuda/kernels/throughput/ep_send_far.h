@@ -6,8 +6,7 @@
  */
 #ifndef EP_SEND_FAR_H
 #define EP_SEND_FAR_H
-#include "ep_dispatch_ring.h"
-#include "ep_team.h"
+#include "ep_carry.h"
 
 /* What the leader says: so many rows may be written behind the ring's tail; none where the operation has failed. */
 struct EpSending {
@@ -64,14 +63,14 @@ EP_DEV EpChoice ep_far_choice(const EpRank& r, const EpDispatchRingArgs& a, ep_u
 }
 
 /* Writes a token's row into a staging slot. By a warp. */
-EP_DEV void ep_stage_row(const EpRank& r, const EpDispatchRingArgs& a, EpAt at, ep_u32 node, ep_u32 token) {
+EP_DEV void ep_stage_row(const EpRank& r, const EpDispatchRingArgs& a, const EpTeam& team, EpAt at, ep_u32 node, ep_u32 token) {
     const ep_u32 lane = ep_warp_lane();
     const ep_u32 masked = ep_planted(r, EP_PLANT_MASK_OF_ANOTHER_NODE) ? r.me - r.me % r.w.ranks_per_node : node;
     const ep_i32* of_node = (const ep_i32*)a.position + (ep_u64)token * r.w.ranks + masked;
     if (lane == 0) ep_put16(at, ep_row_header(r, token, 0));
     for (ep_u32 k = lane; k < r.w.topk; k += 32)
         ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_far_choice(r, a, token, k));
-    ep_copy_payload(r, a, at + r.w.header_bytes, at + (r.w.header_bytes + r.w.scales_offset), token);
+    ep_carry_payload(r, a, team, at + r.w.header_bytes, at + (r.w.header_bytes + r.w.scales_offset), token);
     for (ep_u32 word = lane; word < ep_mask_words(r); word += 32) {
         ep_u32 mask = 0;
         for (ep_u32 bit = 0; bit < 32 && word * 32 + bit < r.w.ranks_per_node; ++bit)
@@ -108,7 +107,8 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
 #pragma unroll 1
             for (ep_u32 i = 0; i < sending.rows; ++i, votes &= votes - 1) {
                 if (i % team.warps != team.member) continue;
-                ep_stage_row(r, a, ep_outlet_staging(r, rings, ring.ring, peer, role.track, i), node, base + ep_lowest_bit(votes));
+                const EpAt at = ep_outlet_staging(r, rings, ring.ring, peer, role.track, i);
+                ep_stage_row(r, a, team, at, node, base + ep_lowest_bit(votes));
             }
             ep_team_meet(team.number, team.warps);
 #pragma unroll 1

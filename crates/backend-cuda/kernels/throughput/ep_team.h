@@ -12,8 +12,13 @@
 struct EpTeam {
     ep_u32 number; /* in the block */
     ep_u32 member, warps;
+    ep_u8* hold; /* shared memory of this warp, for a row on its way (ep_carry.h) */
+    ep_u32 room; /* bytes of it, a multiple of 512 */
 };
 
-EP_DEV EpTeam ep_team(ep_u32 warp, ep_u32 warps) { return EpTeam{warp / warps, warp % warps, warps}; }
+/* That of a warp of the block, whose warps have so many bytes each from `holds` on. */
+EP_DEV EpTeam ep_team(ep_u32 warp, ep_u32 warps, ep_u8* holds, ep_u32 room) {
+    return EpTeam{warp / warps, warp % warps, warps, holds + warp * room, room};
+}
 EP_DEV bool ep_leads(const EpTeam& team) { return team.member == 0; }
 #endif

@@ -149,8 +149,8 @@ c_struct! {
         pub(crate) base: u64,
         /// Between nodes: warps of a team, which plays a role.
         pub(crate) team: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Between nodes: bytes of a warp's shared memory for a row on its way, a multiple of 512.
+        pub(crate) room: u32,
     }
 }
 

@@ -8,6 +8,9 @@ const MOST: u32 = 4;
 /// Warps of a block at least, where there are more roles than blocks: with fewer it is no faster.
 const LEAST_WARPS: u32 = 4;
 
+/// What all lanes of a warp fetch at a time, in bytes.
+const ROOM_STEP: u32 = 512;
+
 /// What a block plays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Teams {
@@ -45,11 +48,36 @@ impl Teams {
             }
         }
     }
+
+    /// Each warp's room for a row of so many bytes on its way, as much of it as fits; and the shared memory of a block, of `memory` bytes, where each
+    /// team has so many bytes, too.
+    pub(super) fn rooms(self, of_team: u32, row: u32, memory: u32) -> (u32, u32) {
+        let (before, warps) = ((self.roles * of_team).next_multiple_of(128), self.roles * self.warps);
+        let fits = memory.saturating_sub(before) / warps / ROOM_STEP * ROOM_STEP;
+        let room = row.next_multiple_of(ROOM_STEP).min(fits).max(ROOM_STEP);
+        (room, before + warps * room)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What eight warps have, of two nodes of a rank, and twelve of two of eight, of rows of 14 KiB and of 32.
+    #[test]
+    fn a_warp_has_room_for_a_row_where_it_fits() {
+        let rooms = |roles, warps, row| Teams { roles, warps }.rooms(8 * 72 + 48, row, 226 << 10).0;
+        assert_eq!(
+            [rooms(2, 4, 14336), rooms(3, 4, 14336), rooms(8, 1, 32768), rooms(2, 4, 80)],
+            [14336, 14336, 28160, 512]
+        );
+        for (roles, row) in [(1, 1), (3, 14336), (8, 1 << 20)] {
+            for memory in [64 << 10, 99 << 10, 163 << 10, 227 << 10] {
+                let (room, bytes) = Teams { roles, warps: 12 / roles }.rooms(40 * 72 + 48, row, memory);
+                assert!(room.is_multiple_of(ROOM_STEP) && bytes <= memory, "{roles} {row} {memory}: {room} {bytes}");
+            }
+        }
+    }
 
     /// 64 ranks of 8 nodes whose tokens have 32 choices, on 163 KiB: a channel and four of them.
     #[test]

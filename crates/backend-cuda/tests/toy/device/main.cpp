@@ -233,6 +233,7 @@ EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Par
     a.tokens_of = address(p.tokens_of);
     a.fanout = address(p.fanout);
     a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 1) % 4 : 1;
+    a.room = 512 * (1 + rank.view.me % 3);
     return a;
 }
 
@@ -285,7 +286,8 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
         r.plan = (ep_u64)&plan;
         launch(1, EP_COUNTS_THREADS / toy::kLanes, 0, [&] { ep_counts_kernel(r, counts); });
         const ep_u32 send = teams(dispatch.team);
-        launch(blocks(dispatch.role_count, send), send * dispatch.team, send * (w.ranks_per_node * EP_EXIT_BYTES + EP_BATON_BYTES),
+        const std::size_t of_teams = (send * (w.ranks_per_node * EP_EXIT_BYTES + EP_BATON_BYTES) + 127) / 128 * 128;
+        launch(blocks(dispatch.role_count, send), send * dispatch.team, of_teams + send * dispatch.team * dispatch.room,
                [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
         launch(1, 1, 0, [&] { ep_offer_none_kernel(r, combine); });
