@@ -95,7 +95,6 @@ EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, e
     if (ep_atomic_replace(&local->failed, 0u, 1u) != 0) return;
     const ep_u64 op = local->ops_done + 1;
     ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
-    if (status == EP_STATUS_BAD_ROUTING) return; /* nobody else is concerned: nothing has moved */
     ep_begin_speaking(r);
     ep_tell(r, 1, op, phase, culprit);
     ep_end_speaking(r);
