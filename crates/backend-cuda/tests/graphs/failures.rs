@@ -124,7 +124,9 @@ pub(crate) fn bad_choices() -> Verdict {
     for (rank, (said, saw)) in said.into_iter().enumerate() {
         let right = match (rank, &said[..]) {
             (0, [Some(first), Some(Error::Poisoned { .. })]) => first.to_string().starts_with("topk_idx of token 1 is"),
-            (_, [Some(Error::Failed(first)), Some(Error::Poisoned { .. })]) => (first.culprit.0, first.reporter.0) == (0, 0),
+            (_, [Some(Error::Failed(first)), Some(Error::Poisoned { .. })]) => {
+                (first.culprit.0, first.reporter.0) == (0, 0)
+            }
             _ => false,
         };
         if !right {

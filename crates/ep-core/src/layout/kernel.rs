@@ -1,7 +1,8 @@
 //! The numbers of a layout as kernels take them: plain structs, the same in Rust and in the C header.
 
 use super::announced::cells_of_writer;
-use super::window::{NOTE_BYTES, PULL_DEPTH, counts_bytes};
+use super::rings::PULL_DEPTH;
+use super::window::{NOTE_BYTES, counts_bytes};
 use super::{Kind, Layout, SLOT_ALIGN};
 use crate::c_struct;
 use crate::settings::Rings;

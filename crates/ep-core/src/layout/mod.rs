@@ -25,7 +25,8 @@
 //! operations; a writer fills the bank of operation `op` only when the owner is done with `op - 2`.
 //!
 //! *Calls' rings.* The window is cut once, for the communicator's rings. A call may ask for others, as long as they fit
-//! into each writer's part ([`Layout::check_rings`]): the part is then cut anew from its start, channel by channel. The
+//! into each writer's part ([`Layout::check_rings`]): the part is then cut anew from its start, channel by channel. Between nodes
+//! slots are as far apart as the rows of the operation need ([`Layout::far_slot_bytes`]): neighbours that travel together are one put. The
 //! cut is the writer's alone to change, on empty rings (see [`crate::ring`]).
 //!
 //! *Mailboxes* are a rank's own affair: no peer knows of them, and kernels keep theirs in shared memory. So the C header does
@@ -44,6 +45,7 @@ mod low_latency;
 mod messages;
 mod outbox;
 mod queues;
+mod rings;
 mod window;
 
 pub use alarm::Alarm;
@@ -56,7 +58,7 @@ pub use low_latency::{Arrival, LowKind, MASKED, low_stamp};
 pub use messages::{CountsHeader, Difference, Kind, Mismatch, NO_BASE, Note, OPEN_ROOM, OpHeader, Share};
 pub use outbox::Outbox;
 pub use queues::{Queue, Queues};
-pub(crate) use window::PULL_DEPTH;
+pub(crate) use rings::PULL_DEPTH;
 pub use window::{Layout, Region};
 
 pub use crate::row::{Block, Choice, RowFormat, RowHeader, UnitChoice, UnitRow};
