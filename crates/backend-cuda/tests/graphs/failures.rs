@@ -124,8 +124,9 @@ pub(crate) fn bad_choices() -> Verdict {
     for (rank, (said, saw)) in said.into_iter().enumerate() {
         let right = match (rank, &said[..]) {
             (0, [Some(first), Some(Error::Poisoned { .. })]) => first.to_string().starts_with("topk_idx of token 1 is"),
+            // By whomever it was told first.
             (_, [Some(Error::Failed(first)), Some(Error::Poisoned { .. })]) => {
-                (first.culprit.0, first.reporter.0) == (0, 0)
+                first.culprit.0 == 0 && matches!(first.fault, Fault::Aborted { .. })
             }
             _ => false,
         };
