@@ -4,7 +4,6 @@
 //! `RUSTFLAGS="--cfg ep_loom" cargo test --release -p ep-host --test ordering --target-dir target/loom`
 #![cfg(ep_loom)]
 
-use ep_core::layout::Kind;
 use ep_core::machine::{Machine as _, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role};
 use ep_core::transport::NoLanes;
@@ -63,9 +62,9 @@ async fn send(machine: Machine, count: u64, early: bool) -> Machine {
         if early {
             port.publish(lane, TAIL, number + 1).await.expect("a publish");
         }
-        let from = layout.staging_slot(B, &rings, Kind::Dispatch, 0, number as u32 % 2).offset.span(8);
+        let from = layout.staging_slot(B, &rings, 0, number as u32 % 2).offset.span(8);
         port.write(from.offset, &number.to_le_bytes()).expect("a write");
-        let to = layout.ring_slot(A, &rings, Kind::Dispatch, 0, number as u32 % 2).offset;
+        let to = layout.ring_slot(A, &rings, 0, number as u32 % 2).offset;
         let ticket = port.put(lane, from, to).await.expect("a put");
         port.flush(lane, ticket).await.expect("a flush");
         if !early {
@@ -88,8 +87,7 @@ async fn receive(machine: Machine, count: u64, early: bool) -> Machine {
             port.publish(lane, HEAD, number + 1).await.expect("a publish");
         }
         let mut message = [0; 8];
-        port.read(layout.ring_slot(A, &rings, Kind::Dispatch, 0, number as u32 % 2).offset, &mut message)
-            .expect("a read");
+        port.read(layout.ring_slot(A, &rings, 0, number as u32 % 2).offset, &mut message).expect("a read");
         assert_eq!(u64::from_le_bytes(message), number);
         if !early {
             port.publish(lane, HEAD, number + 1).await.expect("a publish");
@@ -157,9 +155,9 @@ fn who_learns_that_a_rank_is_gone_sees_what_it_did() {
     async fn put_and_go(machine: Machine) {
         let mut port = open(&machine, Duty::Sender);
         let (layout, rings) = (machine.layout().clone(), machine.layout().settings().rings());
-        let from = layout.staging_slot(B, &rings, Kind::Dispatch, 0, 0).offset.span(8);
+        let from = layout.staging_slot(B, &rings, 0, 0).offset.span(8);
         port.write(from.offset, &7u64.to_le_bytes()).expect("a write");
-        let to = layout.ring_slot(A, &rings, Kind::Dispatch, 0, 0).offset;
+        let to = layout.ring_slot(A, &rings, 0, 0).offset;
         port.put(LaneId { peer: B, kind: DATA }, from, to).await.expect("a put");
     }
     async fn find(machine: Machine) {
@@ -168,7 +166,7 @@ fn who_learns_that_a_rank_is_gone_sees_what_it_did() {
         assert_eq!(gone.gone(), Some(A));
         let (layout, rings) = (machine.layout().clone(), machine.layout().settings().rings());
         let mut message = [0; 8];
-        port.read(layout.ring_slot(A, &rings, Kind::Dispatch, 0, 0).offset, &mut message).expect("a read");
+        port.read(layout.ring_slot(A, &rings, 0, 0).offset, &mut message).expect("a read");
         assert_eq!(u64::from_le_bytes(message), 7);
     }
     loom::model(|| {

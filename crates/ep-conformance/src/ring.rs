@@ -4,7 +4,6 @@
 //! a machine cost. The ring is the first near one, as the layout's settings cut it: it has the slots and publishes the tail and
 //! returns credit after the rows that they say.
 
-use ep_core::layout::Kind;
 use ep_core::machine::{Machine, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Offset, Port as _, Role, Span, Ticket};
 use ep_core::ring::{Consumer, Producer};
@@ -52,10 +51,7 @@ impl<'m, M: Machine> Sender<'m, M> {
     /// The `bytes` first bytes of slot `slot` of the staging memory.
     pub fn staging(&self, slot: usize, bytes: usize) -> Span {
         let layout = self.machine.layout();
-        layout
-            .staging_slot(RECEIVER, &layout.settings().rings(), Kind::Dispatch, 0, slot as u32)
-            .offset
-            .span(bytes as u64)
+        layout.staging_slot(RECEIVER, &layout.settings().rings(), 0, slot as u32).offset.span(bytes as u64)
     }
 
     /// Slots of the staging memory.
@@ -102,7 +98,7 @@ impl<'m, M: Machine> Sender<'m, M> {
     /// The next slot of the ring, which has room.
     fn target(&self) -> Offset {
         let (layout, slot) = (self.machine.layout(), self.ring.slot().unwrap_or_default());
-        layout.ring_slot(SENDER, &layout.settings().rings(), Kind::Dispatch, 0, slot).offset
+        layout.ring_slot(SENDER, &layout.settings().rings(), 0, slot).offset
     }
 
     /// Waits for a free slot of the ring.
@@ -159,7 +155,7 @@ impl<'m, M: Machine> Receiver<'m, M> {
             self.message().await?;
         }
         let (layout, slot) = (self.machine.layout(), self.ring.slot().unwrap_or_default());
-        self.port.read(layout.ring_slot(SENDER, &layout.settings().rings(), Kind::Dispatch, 0, slot).offset, into)?;
+        self.port.read(layout.ring_slot(SENDER, &layout.settings().rings(), 0, slot).offset, into)?;
         match self.ring.pop() {
             Some(head) => self.port.publish(TO_SENDER, HEAD, head).await,
             None => Ok(()),

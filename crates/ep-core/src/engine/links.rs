@@ -10,18 +10,11 @@ use crate::roles::{Operation, RoleFuture, Standing, coordinate};
 use crate::settings::{OutboxSteps, Rings};
 use crate::topology::{Rank, Reach};
 
-/// How the memory of rings is cut: into these, of slots that are so far apart between nodes, where there are several.
-type Cut = (Rings, Option<u64>);
-
-fn cut_for(layout: &Layout, rings: &Rings, kind: Kind) -> Cut {
-    (*rings, (layout.topology().nodes() > 1).then(|| layout.far_slot_bytes(kind)))
-}
-
 /// The rings with each rank, and how they are cut now.
 #[derive(Debug)]
 pub(super) struct Links {
     /// None after an operation whose rows lay in outboxes.
-    cut: Option<Cut>,
+    cut: Option<Rings>,
     /// `[ranks]`.
     out: Vec<Tracks<Producer>>,
     inn: Vec<Tracks<Consumer>>,
@@ -76,7 +69,6 @@ impl Links {
         }
         let out = |peer| each(tracks(peer), |track| Producer::new(layout.geometry(&cut, track)));
         let inn = |peer| each(tracks(peer), |track| Consumer::new(layout.geometry(&cut, track)));
-        let cut = cut_for(layout, &cut, Kind::Dispatch);
         Self { cut: Some(cut), out: topology.all().map(out).collect(), inn: topology.all().map(inn).collect() }
     }
 
@@ -110,13 +102,12 @@ impl Links {
         }
     }
 
-    /// Cuts the rings anew for an operation that asks for another cut, as one may whose rows are longer or shorter: once all rings into a peer are empty. Outboxes are cut anew by
+    /// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty. Outboxes are cut anew by
     /// every operation, as those of a dispatch and of a combine share their memory; they are empty when it has ended. Where they share it
     /// with rings, too, a peer's outbox is when the peer is done with the operation before: others may be slower than this rank.
     pub(super) async fn cut<M: Machine>(&mut self, operation: &Operation<'_, M>) -> Result<(), Fault> {
         let pulled = operation.pulled;
-        let cut = cut_for(operation.layout, &operation.rings, operation.kind);
-        if !pulled && self.cut == Some(cut) {
+        if !pulled && self.cut == Some(operation.rings) {
             return Ok(());
         }
         let mut port = operation.port(Role::new(Duty::Control));
@@ -151,7 +142,7 @@ impl Links {
                 ring.restart(geometry(track));
             }
         }
-        self.cut = (!pulled).then_some(cut);
+        self.cut = (!pulled).then_some(operation.rings);
         Ok(())
     }
 }

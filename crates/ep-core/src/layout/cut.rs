@@ -15,14 +15,8 @@ impl Slots {
     /// Slot `slot` of the ring `ring` of a part, when its rings have `slots` each: its first `len` bytes.
     #[inline]
     pub(super) fn slot(&self, part: u32, ring: u32, slots: u32, slot: u32, len: u64) -> Span {
-        self.slot_apart(part, ring, (slots, self.bytes), slot, len)
-    }
-
-    /// The same where the slots of a part are `bytes` apart, no more than the longest ones.
-    #[inline]
-    pub(super) fn slot_apart(&self, part: u32, ring: u32, (slots, bytes): (u32, u64), slot: u32, len: u64) -> Span {
-        let in_part = u64::from(ring) * u64::from(slots) + u64::from(slot);
-        self.base.plus(u64::from(part) * self.per_part * self.bytes + in_part * bytes).span(len)
+        let at = u64::from(part) * self.per_part + u64::from(ring) * u64::from(slots) + u64::from(slot);
+        self.base.plus(at * self.bytes).span(len)
     }
 }
 

@@ -25,8 +25,7 @@
 //! operations; a writer fills the bank of operation `op` only when the owner is done with `op - 2`.
 //!
 //! *Calls' rings.* The window is cut once, for the communicator's rings. A call may ask for others, as long as they fit
-//! into each writer's part ([`Layout::check_rings`]): the part is then cut anew from its start, channel by channel. Between nodes
-//! slots are as far apart as the rows of the operation need ([`Layout::far_slot_bytes`]): neighbours that travel together are one put. The
+//! into each writer's part ([`Layout::check_rings`]): the part is then cut anew from its start, channel by channel. The
 //! cut is the writer's alone to change, on empty rings (see [`crate::ring`]).
 //!
 //! *Mailboxes* are a rank's own affair: no peer knows of them, and kernels keep theirs in shared memory. So the C header does

@@ -10,27 +10,25 @@ use crate::topology::{Rank, Topology};
 pub(crate) const PULL_DEPTH: u32 = 2;
 
 impl Layout {
-    /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings` for an operation of `kind`.
+    /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings`.
     #[inline]
-    pub fn ring_slot(&self, writer: Rank, rings: &Rings, kind: Kind, track: u16, slot: u32) -> Span {
+    pub fn ring_slot(&self, writer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
         if self.is_far(track) {
-            let (part, ring) = (self.topology().node_of(writer).0, self.ring_of(track, rings));
-            let apart = (rings.far.slots, self.far_slot_bytes(kind));
-            self.far_rings.slot_apart(part, ring, apart, slot, self.far_wire_bytes(kind))
+            let part = self.topology().node_of(writer).0;
+            self.far_rings.slot(part, self.ring_of(track, rings), rings.far.slots, slot, self.far_wire_bytes())
         } else {
             let part = self.topology().local_of(writer);
             self.near_rings.slot(part, self.ring_of(track, rings), rings.near.slots, slot, self.row().slot_room())
         }
     }
 
-    /// A slot of the staging memory for the ring on `track` to `peer`, when the part is cut as `rings` for an operation of `kind`.
+    /// A slot of the staging memory for the ring on `track` to `peer`, when the part is cut as `rings`.
     #[inline]
-    pub fn staging_slot(&self, peer: Rank, rings: &Rings, kind: Kind, track: u16, slot: u32) -> Span {
+    pub fn staging_slot(&self, peer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
         let slots = self.staging_slots(rings, track);
         if self.is_far(track) {
-            let (part, ring) = (self.topology().node_of(peer).0, self.ring_of(track, rings));
-            let apart = (slots, self.far_slot_bytes(kind));
-            self.far_staging.slot_apart(part, ring, apart, slot, self.far_wire_bytes(kind))
+            let part = self.topology().node_of(peer).0;
+            self.far_staging.slot(part, self.ring_of(track, rings), slots, slot, self.far_wire_bytes())
         } else {
             let part = self.topology().local_of(peer);
             self.near_staging.slot(part, self.ring_of(track, rings), slots, slot, self.row().slot_room())
@@ -61,13 +59,14 @@ impl Layout {
         if self.is_far(track) { channel } else { node * rings.channels + channel }
     }
 
-    /// Bytes of a row between nodes: a dispatched one with one bit for each rank of the node that it goes to, or, of a combine, one of results.
+    /// Bytes of a row between nodes: a dispatched one with one bit for each rank of the node that it goes to, or one of results.
     #[inline]
-    pub fn far_wire_bytes(&self, kind: Kind) -> u64 {
-        far_wire_bytes(self.row(), self.topology(), kind)
+    pub fn far_wire_bytes(&self) -> u64 {
+        (self.row().wire_bytes() + self.mask_bytes()).max(self.row().results().wire_bytes())
     }
 
-    /// From one ring slot between nodes to the next in an operation of `kind`. Slots that travel together take what lies between them along.
+    /// From one ring slot between nodes to the next, where what moves are rows of operations of `kind`: of kernels, which put neighbouring slots together, with
+    /// what lies between their rows. Roles put each row alone, and take slots for the longer ones: so a dispatch's rings need not be empty when a combine begins.
     #[inline]
     pub fn far_slot_bytes(&self, kind: Kind) -> u64 {
         far_slot_bytes(self.row(), self.topology(), kind)

@@ -234,7 +234,7 @@ impl<M: Machine> Coordinator<'_, '_, M> {
         if !self.carried.rows {
             return Ok(false);
         }
-        let Operation { layout, me, kind, ref rings, .. } = *self.operation;
+        let Operation { layout, me, ref rings, .. } = *self.operation;
         let Track { track, mailbox, first, put, .. } = self.tracks[at];
         let staged = self.port.peek(self.cell(mailbox, Mail::Staged, Counter::Tail));
         let upto = staged.min(put + u64::from(rings.far.chunk));
@@ -246,8 +246,8 @@ impl<M: Machine> Coordinator<'_, '_, M> {
         for slot in put..upto {
             let index = self.tracks[at].index;
             let place = |slots: u64| (index % slots) as u32;
-            let from = layout.staging_slot(self.peer, rings, kind, track, place(depth)).offset;
-            let to = layout.ring_slot(me, rings, kind, track, place(rings.far.slots.into())).offset;
+            let from = layout.staging_slot(self.peer, rings, track, place(depth)).offset;
+            let to = layout.ring_slot(me, rings, track, place(rings.far.slots.into())).offset;
             let len = if slot == first { opening } else { row };
             self.put(lane, from.span(len), to).await?;
             self.tracks[at].put += 1;

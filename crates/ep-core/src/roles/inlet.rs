@@ -59,10 +59,8 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
     /// this inlet is published before waiting; a role with several inlets publishes that of the others itself.
     pub(crate) async fn next(&mut self, port: &mut Attended<M::Port>) -> Result<Offset, Fault> {
         let slot = self.next_slot(port).await?;
-        let Operation { layout, rings, kind, .. } = self.operation;
-        let Some(outbox) = self.outbox else {
-            return Ok(layout.ring_slot(self.peer, rings, *kind, self.track, slot).offset);
-        };
+        let Operation { layout, rings, .. } = self.operation;
+        let Some(outbox) = self.outbox else { return Ok(layout.ring_slot(self.peer, rings, self.track, slot).offset) };
         let row = self.operation.row();
         let landing = layout.pull_slot(self.track, self.peer, slot).offset;
         self.pull(port, outbox.head(slot).offset.span(row.header_bytes()), landing).await?;

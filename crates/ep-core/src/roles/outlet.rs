@@ -88,10 +88,10 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
         if let Some(outbox) = self.outbox {
             return self.lay(port, &outbox, slot, parts).await;
         }
-        let Operation { layout, me, rings, kind, .. } = self.operation;
+        let Operation { layout, me, rings, .. } = self.operation;
         let staged = self.staging_slot(port).await?;
-        let from = layout.staging_slot(self.lane.peer, rings, *kind, self.track, staged).offset;
-        let to = layout.ring_slot(*me, rings, *kind, self.track, slot).offset;
+        let from = layout.staging_slot(self.lane.peer, rings, self.track, staged).offset;
+        let to = layout.ring_slot(*me, rings, self.track, slot).offset;
         if self.operation.plants(Plant::TailBeforeData) {
             self.publish(port, self.ring.tail() + 1).await?;
         }

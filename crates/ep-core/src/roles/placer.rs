@@ -35,12 +35,12 @@ impl<'a, 'o, M: Machine> Placer<'a, 'o, M> {
         header: &[u8],
         payload: &[u8],
     ) -> Result<(), Fault> {
-        let Operation { layout, rings, kind, .. } = self.operation;
+        let Operation { layout, rings, .. } = self.operation;
         let (slot, busy) = self.staging.slot();
         if let Some(ticket) = busy {
             port.flush(self.lane, ticket).await?;
         }
-        let from = layout.staging_slot(self.lane.peer, rings, *kind, self.track, slot).offset;
+        let from = layout.staging_slot(self.lane.peer, rings, self.track, slot).offset;
         let staged = from.plus(layout.row().header_bytes());
         port.write(from, header)?;
         port.write(staged, payload)?;

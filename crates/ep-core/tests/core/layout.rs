@@ -1,6 +1,6 @@
 //! Regions and parts of a window: everything has bytes of its own, inside its region.
 
-use ep_core::layout::{CELL_BYTES, Kind, LINE_BYTES, Outbox, ROW_ALIGN, Region, SLOT_ALIGN};
+use ep_core::layout::{CELL_BYTES, LINE_BYTES, Outbox, ROW_ALIGN, Region, SLOT_ALIGN};
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Mail, Offset, Span};
 use ep_core::{Layout, Node, Rank, Rings};
 use proptest::prelude::*;
@@ -38,18 +38,18 @@ fn tracks(layout: &Layout, rings: &Rings, far: bool) -> Vec<u16> {
         .collect()
 }
 
-/// Every slot of every ring of `writer`, cut as `rings` for an operation of `kind`.
-pub(crate) fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings, kind: Kind, far: bool) -> Vec<Span> {
+/// Every slot of every ring of `writer`, cut as `rings`.
+pub(crate) fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
     let slots = |track| (0..layout.geometry(rings, track).slots).map(move |slot| (track, slot));
     let all = tracks(layout, rings, far).into_iter().flat_map(slots);
-    all.map(|(track, slot)| layout.ring_slot(writer, rings, kind, track, slot)).collect()
+    all.map(|(track, slot)| layout.ring_slot(writer, rings, track, slot)).collect()
 }
 
-/// Every staging slot to `peer`, cut as `rings` for an operation of `kind`.
-pub(crate) fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings, kind: Kind, far: bool) -> Vec<Span> {
+/// Every staging slot to `peer`, cut as `rings`.
+pub(crate) fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
     let slots = |track| (0..layout.staging_slots(rings, track)).map(move |slot| (track, slot));
     let all = tracks(layout, rings, far).into_iter().flat_map(slots);
-    all.map(|(track, slot)| layout.staging_slot(peer, rings, kind, track, slot)).collect()
+    all.map(|(track, slot)| layout.staging_slot(peer, rings, track, slot)).collect()
 }
 
 /// The neighbours at whose ends a window has rings: the ranks of a node, or one rank of each node.
@@ -149,27 +149,25 @@ proptest! {
         let near = (!layout.is_pulled()).then_some((false, "near rings", "near staging"));
         for (far, ring_region, staging_region) in near.into_iter().chain([(true, "far rings", "far staging")]) {
             let writers = writers(&layout, far);
-            // Neighbours need not be at the same operation.
-            let each = || writers.iter().zip(&rings).zip(Kind::ALL.into_iter().cycle().skip(1));
-            let slots = each().flat_map(|((writer, rings), kind)| ring_slots(&layout, *writer, rings, kind, far)).collect();
+            let each = || writers.iter().zip(&rings);
+            let slots = each().flat_map(|(writer, rings)| ring_slots(&layout, *writer, rings, far)).collect();
             assert_disjoint_in(region(&layout, ring_region), slots);
-            let slots = each().flat_map(|((peer, rings), kind)| staging_slots(&layout, *peer, rings, kind, far)).collect();
+            let slots = each().flat_map(|(peer, rings)| staging_slots(&layout, *peer, rings, far)).collect();
             assert_disjoint_in(region(&layout, staging_region), slots);
         }
     }
 
     #[test]
     fn every_ring_has_staging_memory_and_aligned_slots((layout, rings) in with_rings_per_rank()) {
-        let near = (!layout.is_pulled()).then_some((false, Kind::Dispatch, layout.row().slot_room()));
-        let beyond = Kind::ALL.map(|kind| (true, kind, layout.far_wire_bytes(kind)));
-        for (far, kind, len) in near.into_iter().chain(beyond) {
+        let near = (!layout.is_pulled()).then_some((false, layout.row().slot_room()));
+        for (far, len) in near.into_iter().chain([(true, layout.far_wire_bytes())]) {
             for (writer, rings) in writers(&layout, far).into_iter().zip(&rings) {
                 for track in tracks(&layout, rings, far) {
                     let asked = layout.geometry(rings, track).staging_slots();
                     prop_assert!((1..=asked).contains(&layout.staging_slots(rings, track)));
                 }
-                let staging = staging_slots(&layout, writer, rings, kind, far);
-                for slot in ring_slots(&layout, writer, rings, kind, far).into_iter().chain(staging) {
+                let staging = staging_slots(&layout, writer, rings, far);
+                for slot in ring_slots(&layout, writer, rings, far).into_iter().chain(staging) {
                     prop_assert!(slot.offset.0.is_multiple_of(SLOT_ALIGN));
                     prop_assert_eq!(slot.len, len);
                 }

@@ -52,10 +52,8 @@ proptest! {
         let own = layout.settings().rings();
         let near = (!layout.is_pulled() && layout.settings().outboxes().is_none()).then_some((false, "near rings", "near staging"));
         for (far, rings, staging) in near.into_iter().chain([(true, "far rings", "far staging")]) {
-            // Of the kind whose rows are longest between nodes.
-            let kind = Kind::ALL.into_iter().max_by_key(|kind| layout.far_slot_bytes(*kind)).expect("kinds");
-            let of_all = |slots: fn(&Layout, Rank, &Rings, Kind, bool) -> Vec<Span>| {
-                writers(&layout, far).into_iter().flat_map(|rank| slots(&layout, rank, &own, kind, far)).collect::<Vec<_>>()
+            let of_all = |slots: fn(&Layout, Rank, &Rings, bool) -> Vec<Span>| {
+                writers(&layout, far).into_iter().flat_map(|rank| slots(&layout, rank, &own, far)).collect::<Vec<_>>()
             };
             assert_fill(region(&layout, rings), of_all(ring_slots));
             assert_fill(region(&layout, staging), of_all(staging_slots));
@@ -108,8 +106,7 @@ proptest! {
         let columns = if layout.settings().low_latency_per_choice() { shape.topk().min(local) } else { 1 };
         prop_assert_eq!(layout.low_columns(), columns);
         prop_assert_eq!(layout.mask_bytes(), 4 * u64::from(topology.ranks_per_node().div_ceil(32)));
-        prop_assert_eq!(layout.far_wire_bytes(Kind::CachedDispatch), row.wire_bytes() + layout.mask_bytes());
-        prop_assert_eq!(layout.far_wire_bytes(Kind::Combine), row.results().wire_bytes());
+        prop_assert_eq!(layout.far_wire_bytes(), (row.wire_bytes() + layout.mask_bytes()).max(row.results().wire_bytes()));
         let positions = row.header_bytes() + 4 * u64::from(topology.ranks_per_node());
         prop_assert_eq!(layout.position_in_head(topology.ranks_per_node()), positions);
         prop_assert_eq!(layout.outbox_head_bytes(), positions.next_multiple_of(ROW_ALIGN));
@@ -216,8 +213,7 @@ fn masks_grow_with_the_node() {
         let layout = Layout::new(&shape, &topology, &settings).unwrap();
         // The slot holds the row with its mask, and the opening with a share for each rank.
         let rings = layout.settings().rings();
-        let slots =
-            [0, 1].map(|slot| layout.ring_slot(Rank(0), &rings, Kind::Dispatch, layout.far_track(0), slot).offset.0);
+        let slots = [0, 1].map(|slot| layout.ring_slot(Rank(0), &rings, layout.far_track(0), slot).offset.0);
         assert!(slots[1] - slots[0] >= 64 + 8 * u64::from(ranks), "{ranks}: {slots:?}");
         layout.mask_bytes()
     };

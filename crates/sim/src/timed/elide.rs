@@ -105,7 +105,6 @@ fn pulled_forms(whole: &RowFormat, layout: &Layout) -> (Vec<(u64, u64)>, Vec<u64
 
 #[cfg(test)]
 mod tests {
-    use ep_core::layout::Kind;
     use ep_core::{Element, Scaling};
 
     use super::*;
@@ -122,7 +121,7 @@ mod tests {
         assert_eq!(layout.shape().hidden(), 1);
         assert_eq!(elision.counted(2), 14336);
         assert_eq!(elision.counted(80 + 2), 80 + 14336);
-        assert_eq!(elision.counted(layout.far_wire_bytes(Kind::Dispatch)), 80 + 14336 + 4);
+        assert_eq!(elision.counted(layout.far_wire_bytes()), 80 + 14336 + 4);
         assert_eq!([0, 32, 64, 80, 8].map(|bytes| elision.counted(bytes)), [0, 32, 64, 80, 8]);
     }
 
