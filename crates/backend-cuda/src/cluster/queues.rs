@@ -7,8 +7,9 @@ const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// Streams by which copies go to a window at most.
 const WAYS: u32 = 4;
 
+/// What the driver makes of the variable.
 fn connections() -> u32 {
-    std::env::var(VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(8)
+    std::env::var(VARIABLE).ok().and_then(|value| value.parse().ok()).map_or(8, |queues: u32| queues.clamp(1, 32))
 }
 
 /// Refuses more ranks on a GPU than it has queues for. A rank has a stream; between nodes it has another one, by which a driver copies.
