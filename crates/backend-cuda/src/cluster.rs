@@ -164,7 +164,8 @@ impl Builder {
         let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
         let sharing =
             gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
-        queues::check(sharing, self.topology.nodes() > 1)?;
+        let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
+        queues::check(sharing, network.is_some_and(Network::copies))?;
         let options = self.options(&devices, sharing)?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
         memory::admit(&devices, &memory::of_window(&layout))?;
@@ -172,8 +173,7 @@ impl Builder {
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let offers = Arc::default();
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
-            let network =
-                self.network.as_deref().filter(|_| self.topology.nodes() > 1).map(|network| (network, &offers));
+            let network = network.map(|network| (network, &offers));
             let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref(), network)?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
         });

@@ -25,6 +25,9 @@ pub(crate) trait Network: fmt::Debug + Send + Sync {
     /// What kernels are compiled with.
     fn source(&self) -> DeviceSource;
 
+    /// Whether it may ask for copies of windows.
+    fn copies(&self) -> bool;
+
     /// The lanes of a rank whose work is on `stream`.
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error>;
 }
@@ -47,6 +50,10 @@ where
 {
     fn source(&self) -> DeviceSource {
         source()
+    }
+
+    fn copies(&self) -> bool {
+        true
     }
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
@@ -100,6 +107,10 @@ where
 {
     fn source(&self) -> DeviceSource {
         self.source.clone()
+    }
+
+    fn copies(&self) -> bool {
+        false
     }
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {

@@ -219,11 +219,12 @@ impl RankDevice {
             far: 0,
         };
         let far = network.map(|(network, offers)| {
-            let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, (device, ways), layout.window_bytes())?);
+            let copies = || Copies::new(node, me, (device, ways), layout.window_bytes()).map(Arc::new);
+            let copies: Option<Arc<dyn WindowCopies>> = network.copies().then(copies).transpose()?.map(|one| one as _);
             let (address, bytes) = (node.address(me), layout.window_bytes());
             let dmabuf = dmabuf_of(device, address, bytes);
             let dmabuf = dmabuf.as_ref().map(|file| file.as_fd());
-            let window = WindowMemory::Device { address, dmabuf, copies: Some(&copies) };
+            let window = WindowMemory::Device { address, dmabuf, copies: copies.as_ref() };
             let lanes = network.open(DevicePlace { me, layout, window }, &stream)?;
             Far::new(lanes, network.source(), Arc::clone(offers), layout, &stream)
         });
@@ -438,15 +439,14 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
-        let args = &self.with_roles(args);
-        let teams = match self.far {
-            Some(_) => Teams::new(args.role_count, self.blocks, self.view.w.nodes),
-            None => Teams { roles: RING_WARPS, warps: 1 },
+        let (args, w) = (&self.with_roles(args), &self.view.w);
+        let (teams, (room, shared_memory)) = if self.far.is_some() {
+            let teams = Teams::new(args.role_count, self.blocks, w.nodes);
+            let of_team = w.ranks_per_node * EXIT_BYTES + BATON_BYTES;
+            (teams, teams.rooms(of_team, w.scales_offset as u32, self.stream.device().shared_memory()))
+        } else {
+            (Teams { roles: RING_WARPS, warps: 1 }, (0, 0))
         };
-        let w = &self.view.w;
-        let of_team = w.ranks_per_node * EXIT_BYTES + BATON_BYTES;
-        let rooms = teams.rooms(of_team, w.scales_offset as u32, self.stream.device().shared_memory());
-        let (room, shared_memory) = if self.far.is_some() { rooms } else { (0, 0) };
         let Teams { roles, warps } = teams;
         let (blocks, threads) = (args.role_count.div_ceil(roles), 32 * roles * warps);
         let shape = Launch { blocks, threads, shared_memory, mode: Mode::Cooperative };

@@ -12,9 +12,9 @@ fn connections() -> u32 {
     std::env::var(VARIABLE).ok().and_then(|value| value.parse().ok()).map_or(8, |queues: u32| queues.clamp(1, 32))
 }
 
-/// Refuses more ranks on a GPU than it has queues for. A rank has a stream; between nodes it has another one, by which a driver copies.
-pub(super) fn check(sharing: u32, has_far: bool) -> Result<(), Error> {
-    check_of(sharing, has_far, connections())
+/// Refuses more ranks on a GPU than it has queues for. A rank has a stream, and another one where a driver copies between nodes.
+pub(super) fn check(sharing: u32, copies: bool) -> Result<(), Error> {
+    check_of(sharing, copies, connections())
 }
 
 /// Streams by which copies go to the window of each of the ranks that share a GPU.
@@ -22,11 +22,11 @@ pub(super) fn ways(sharing: u32) -> usize {
     ways_of(sharing, connections()) as usize
 }
 
-fn check_of(sharing: u32, has_far: bool, connections: u32) -> Result<(), Error> {
-    let (each, between) = if has_far { (2, ", as each has two streams between nodes") } else { (1, "") };
+fn check_of(sharing: u32, copies: bool, connections: u32) -> Result<(), Error> {
+    let (each, why) = if copies { (2, ", as each has a stream for copies between nodes, too") } else { (1, "") };
     let most = connections / each;
     if sharing > most {
-        let limit = format_args!("{most}{between}; {VARIABLE} sets it, at most 32");
+        let limit = format_args!("{most}{why}; {VARIABLE} sets it, at most 32");
         return Err(Error::invalid("ranks on one GPU", sharing, limit));
     }
     Ok(())
@@ -63,11 +63,11 @@ mod tests {
 
     #[test]
     fn too_many_ranks_are_refused_with_the_limit() {
-        let said = |has_far| check_of(9, has_far, 8).expect_err("it is refused").to_string();
+        let said = |copies| check_of(9, copies, 8).expect_err("it is refused").to_string();
         assert_eq!(said(false), "ranks on one GPU is 9, allowed: 8; CUDA_DEVICE_MAX_CONNECTIONS sets it, at most 32");
         assert_eq!(
             said(true),
-            "ranks on one GPU is 9, allowed: 4, as each has two streams between nodes; CUDA_DEVICE_MAX_CONNECTIONS sets it, at most 32"
+            "ranks on one GPU is 9, allowed: 4, as each has a stream for copies between nodes, too; CUDA_DEVICE_MAX_CONNECTIONS sets it, at most 32"
         );
         assert!(check_of(8, false, 8).is_ok());
     }

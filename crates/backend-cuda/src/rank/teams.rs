@@ -63,7 +63,7 @@ impl Teams {
 mod tests {
     use super::*;
 
-    /// What eight warps have, of two nodes of a rank, and twelve of two of eight, of rows of 14 KiB and of 32.
+    /// Of eight warps and twelve, and rows of 14 KiB, 32 KiB and 80 bytes.
     #[test]
     fn a_warp_has_room_for_a_row_where_it_fits() {
         let rooms = |roles, warps, row| Teams { roles, warps }.rooms(8 * 72 + 48, row, 226 << 10).0;

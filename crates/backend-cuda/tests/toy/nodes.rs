@@ -107,7 +107,7 @@ fn planted_faults_of_the_far_hop_are_found() {
 }
 
 /// Changes of the text that break a rule between nodes.
-const MUTATIONS: [(&str, Mutation); 5] = [
+const MUTATIONS: [(&str, Mutation); 6] = [
     (
         "F3: a run is put by a lane that has not met the others",
         (
@@ -133,6 +133,7 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         "a part of a row is added before it has come",
         ("ep_combine_team.h", "        ep_await_oldest(asked - taken);\n", ""),
     ),
+    ("a row goes on before it has come", ("ep_carry.h", "        ep_fetch_wait<0>();\n", "")),
     (
         "F9: rows of a batch are given back by a leader that has not met its team",
         (

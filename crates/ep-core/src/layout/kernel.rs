@@ -279,8 +279,8 @@ impl KernelRings {
             far_slots: far.slots,
             far_chunk: far.chunk,
             far_credit: far.credit,
-            // A row of 4 GiB fits into no window of a GPU.
-            far_slot_bytes: u32::try_from(layout.far_slot_bytes(kind)).unwrap_or(u32::MAX),
+            // Some hundred KiB: a row has 65,536 elements at most.
+            far_slot_bytes: layout.far_slot_bytes(kind) as u32,
         }
     }
 }

@@ -86,6 +86,7 @@ impl Layout {
     }
 }
 
+/// Bytes that a pulled row needs where it lands: as in a slot of a ring, but an outbox has longer heads.
 fn pull_room(row: &RowFormat, topology: &Topology, settings: &Settings) -> u64 {
     let longer = if settings.has_outboxes() { outbox::head_bytes(row, topology) - row.header_bytes() } else { 0 };
     row.slot_room() + longer

@@ -425,7 +425,6 @@ pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
     round_up(size_of::<CountsHeader>() as u64 + 4 * numbers, SLOT_ALIGN)
 }
 
-/// Bytes that a pulled row needs where it lands: as in a slot of a ring, but an outbox has longer heads.
 /// Tracks from one rank to one peer: for each node and channel one within the node, for each channel one along the rail.
 #[inline]
 fn tracks(topology: &Topology, channels: u32) -> u64 {

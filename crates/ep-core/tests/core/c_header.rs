@@ -160,6 +160,7 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.note_outbox(writer).offset.0,
         closer(case, region(layout, "far rings"), layout.ring_slot(writer, rings, case.track, case.slot)),
         layout.far_slot_bytes(case.kind),
+        layout.row().slot_room(),
         layout.row().wire_bytes(),
         u64::from(layout.staging_slots(rings, case.track)),
         closer(case, region(layout, "far staging"), layout.staging_slot(writer, rings, case.track, case.staging_slot)),
@@ -298,6 +299,7 @@ int main() {
         out(ep_note_outbox(w, c.writer));
         out(ep_ring_slot(w, r, c.writer, c.track, c.slot));
         out(r.far_slot_bytes);
+        out(w.wire_bytes > w.result_wire_bytes ? w.wire_bytes : w.result_wire_bytes);
         out(w.wire_bytes);
         out(ep_staging_slots(w, r, c.track));
         out(ep_staging_slot(w, r, c.writer, c.track, c.staging_slot));
