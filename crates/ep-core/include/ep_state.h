@@ -36,6 +36,7 @@
 #define EP_FIELD_CHOICES 14u /* choices of an expert */
 #define EP_FIELD_LOCAL_EXPERT 15u /* local experts of the choices received */
 #define EP_FIELD_SLOTS 16u /* rows by expert */
+#define EP_FIELD_TOKENS 17u /* most tokens of a batch (max_tokens, as counts stay on the device) */
 
 /* Which field differed in low latency: EpReport.field of a mismatch. */
 #define EP_LOW_FIELD_OP 0u /* number of the low-latency operation */

@@ -37,6 +37,7 @@ EP_DEV bool ep_open_counts(const EpRank& r, ep_u32 peer, ep_u64 began) {
 #ifdef EP_FAR_H
 #include "ep_counts_far.h"
 #else
+EP_DEV bool ep_is_on_rail(const EpRank&, ep_u32) { return false; }
 EP_DEV bool ep_exchange_along_rail(const EpRank&, const EpCountsArgs&, ep_u64) { return true; }
 EP_DEV void ep_pass_on(const EpRank&, ep_u32) {}
 #endif
@@ -90,6 +91,10 @@ EP_KERNEL(EP_COUNTS_THREADS) ep_counts_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpCou
                     if (host) host[source] = tokens;
                     if (host) host[ranks + ranks * ranks + local + source] = ((const EpCountsHeader*)at)->room;
                     ((ep_u32*)a.tokens_of)[source] = tokens;
+                    if (a.rail_tokens != 0 && tokens > a.rail_tokens && ep_is_on_rail(r, source)) {
+                        ep_fail_mismatch(r, source, EP_FIELD_TOKENS, a.rail_tokens, tokens);
+                        there = false;
+                    }
                 }
             }
             there = ep_warp_shuffle(there, 0);

@@ -88,8 +88,8 @@ c_struct! {
         pub(crate) refuses: u32,
         /// What is said of the room in the own arena.
         pub(crate) room: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Tokens of a rank of another node, on this rail, for which there is room to note where they go; 0 for any.
+        pub(crate) rail_tokens: u32,
     }
 }
 

@@ -32,7 +32,8 @@ impl CudaEndpoint {
         self.check_home("x", x)?;
         // Whoever forwards rows has room for so many of each source, where nobody's host hears of the others' batches.
         let most = self.shape().max_tokens();
-        if self.far().is_some() && options.device_counts && tokens > most {
+        let rail_tokens = if self.far().is_some() && options.device_counts { most } else { 0 };
+        if rail_tokens > 0 && tokens > most {
             let limit = format_args!("at most {most}, max_tokens, between nodes with counts on the device");
             return Err(Error::invalid("tokens", tokens, limit));
         }
@@ -57,6 +58,7 @@ impl CudaEndpoint {
             of_expert: counts.as_ref().map_or(0, |counts| counts.experts.address()),
             alignment: options.expert_alignment,
             bound: options.worst_rows,
+            rail_tokens,
             room: match counts {
                 // The host does not hear where the batch has room.
                 Some(_) => OPEN_ROOM,

@@ -38,6 +38,8 @@ pub(crate) struct Counting {
     pub(crate) alignment: u32,
     /// Rows that there is room for; 0 for any.
     pub(crate) bound: u32,
+    /// Tokens of a rank of another node, on this rail, for which there is room to note where they go; 0 for any.
+    pub(crate) rail_tokens: u32,
     /// What is said of the room in the own arena.
     pub(crate) room: u32,
 }
@@ -120,7 +122,7 @@ impl RankDevice {
             bound: counting.bound,
             refuses: counting.ticket.is_some().into(),
             room: counting.room,
-            reserved: 0,
+            rail_tokens: counting.rail_tokens,
         };
         let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, mode: Mode::Cooperative };
         // SAFETY: as in `plan`.

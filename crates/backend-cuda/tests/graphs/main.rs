@@ -57,6 +57,7 @@ const CASES: &[Case] = &[
     ("graphs_memory_of_a_call_that_failed_is_nobodys", misuse::failed_in_a_capture),
     ("low_latency_sums_go_only_where_they_fit", misuse::sums_into_too_little),
     ("batches_over_nodes_that_forwarders_have_no_room_for_are_refused", misuse::too_many_tokens),
+    ("batches_over_nodes_that_others_have_no_room_for_are_named", misuse::too_many_tokens_of_others),
     ("what_another_endpoint_made_is_refused", misuse::of_another_endpoint),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),

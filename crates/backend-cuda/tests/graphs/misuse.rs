@@ -2,6 +2,7 @@
 
 use ep_conformance::low_latency::{Seen, results};
 use ep_conformance::workload::Batch;
+use ep_core::engine::Dispatch;
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::{Endpoint, Error, LowLatency, Placement};
 use ep_cuda::driver::{Device, Scratch, Stream};
@@ -58,6 +59,17 @@ pub(crate) fn sums_into_too_little() -> Verdict {
     Ok(())
 }
 
+/// A batch of more tokens than `max_tokens`, which go nowhere.
+fn too_large() -> Batch {
+    let tokens = (TOKENS + 1) as usize;
+    Batch {
+        tokens: TOKENS + 1,
+        x: vec![0; tokens * HIDDEN as usize],
+        topk_idx: vec![-1; tokens * TOPK as usize],
+        topk_weights: vec![0.0; tokens * TOPK as usize],
+    }
+}
+
 /// Between nodes a rank forwards rows of batches whose sizes its host does not hear, where counts stay on the device: it has room for `max_tokens` of each.
 pub(crate) fn too_many_tokens() -> Verdict {
     let layer = Layer::over_nodes(Placement::Ring).map_err(text)?;
@@ -65,14 +77,7 @@ pub(crate) fn too_many_tokens() -> Verdict {
     let all = layer.run(async |mut ep| {
         let batch = &first[ep.rank().index()];
         let input = Uploaded::new(&mut ep, batch)?;
-        let more = (TOKENS + 1) as usize;
-        let large = Batch {
-            tokens: TOKENS + 1,
-            x: vec![0; more * HIDDEN as usize],
-            topk_idx: vec![-1; more * TOPK as usize],
-            topk_weights: vec![0.0; more * TOPK as usize],
-        };
-        let large = Uploaded::new(&mut ep, &large)?;
+        let large = Uploaded::new(&mut ep, &too_large())?;
         let refused = said(ep.dispatch_with(&large.x, &large.routing(), &WORST).await);
         // Nothing moved.
         let got = ep.dispatch_with(&input.x, &input.routing(), &WORST).await?;
@@ -81,6 +86,29 @@ pub(crate) fn too_many_tokens() -> Verdict {
     })?;
     let (more, limit) = (TOKENS + 1, "max_tokens, between nodes with counts on the device");
     all.iter().try_for_each(|said| ensure(said, &format!("tokens is {more}, allowed: at most {TOKENS}, {limit}")))
+}
+
+/// The same where the ranks whose counts stay on the device are others than those with large batches: these hear of it from them.
+pub(crate) fn too_many_tokens_of_others() -> Verdict {
+    let layer = Layer::over_nodes(Placement::Ring).map_err(text)?;
+    let all = layer.run(async |mut ep| {
+        let keeps = ep.rank().0 < 2;
+        let options = if keeps { WORST } else { Dispatch::default() };
+        let large = Uploaded::new(&mut ep, &too_large())?;
+        let small = &layer.batches(0)?[ep.rank().index()];
+        let input = if keeps { Uploaded::new(&mut ep, small)? } else { large };
+        let got = ep.dispatch_with(&input.x, &input.routing(), &options).await;
+        Ok(said(got.and_then(|got| ep.values(&got.topk_idx))))
+    })?;
+    let (field, more) = ("most tokens of a batch (max_tokens, as counts stay on the device)", TOKENS + 1);
+    let expected = [2, 3].map(|source| format!("{field} is {TOKENS} here and {more} on rank {source}"));
+    for (rank, said) in all.iter().enumerate() {
+        let found = if rank < 2 { said.contains(&expected[rank]) } else { said.contains("rank") };
+        if !found {
+            return Err(format!("rank {rank} said `{said}`"));
+        }
+    }
+    Ok(())
 }
 
 /// What another endpoint made may be gone while kernels of this one still read it.

@@ -140,6 +140,8 @@ c_enum! {
         LocalExpert = 15,
         /// rows by expert
         Slots = 16,
+        /// most tokens of a batch (max_tokens, as counts stay on the device)
+        Tokens = 17,
     }
 }
 
