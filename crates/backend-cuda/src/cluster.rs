@@ -159,14 +159,13 @@ impl Builder {
     /// the driver or the system refuses, as memory.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
         let ranks = self.topology.ranks();
-        let layout = self.layout(&shape)?;
-        let gpus = self.chosen_gpus(0..ranks)?;
-        let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
-        let sharing =
-            gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
+        // Bad input is told of before the GPUs are looked at.
+        self.layout(&shape, self.multiprocessors)?;
+        let (devices, sharing) = self.devices()?;
         let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
         queues::check(sharing, network.is_some_and(Network::copies))?;
         let options = self.options(&devices, sharing)?;
+        let layout = self.layout(&shape, Some(options.blocks))?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
         memory::admit(&devices, &memory::of_window(&layout))?;
         let node = Node::here(&devices, &layout, self.poisons())?;
@@ -189,16 +188,25 @@ impl Builder {
     /// # Errors
     /// [`Error::Invalid`] for sizes.
     pub fn footprint(&self, shape: &Shape) -> Result<Estimate, Error> {
-        Ok(memory::of_window(&self.layout(shape)?))
+        Ok(memory::of_window(&self.layout(shape, self.multiprocessors)?))
     }
 
-    fn layout(&self, shape: &Shape) -> Result<Layout, Error> {
+    /// The GPU of each rank of this process, and how many ranks share one at most.
+    fn devices(&self) -> Result<(Vec<Arc<Device>>, u32), Error> {
+        let gpus = self.chosen_gpus(0..self.topology.ranks())?;
+        let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
+        let shared_by = |gpu| gpus.iter().filter(|other| *other == gpu).count() as u32;
+        Ok((devices, gpus.iter().map(shared_by).max().unwrap_or(1)))
+    }
+
+    /// How windows are cut where a rank's kernels occupy so many multiprocessors.
+    fn layout(&self, shape: &Shape, multiprocessors: Option<u32>) -> Result<Layout, Error> {
         if shape.element() == Element::Int8 {
             return Err(Error::invalid("element of the rows", shape.element(), "bf16 or fp8 on GPUs"));
         }
         let settings = match self.settings {
             Some(settings) => settings,
-            None => Cluster::settings(shape, &self.topology, self.multiprocessors).build()?,
+            None => Cluster::settings(shape, &self.topology, multiprocessors).build()?,
         };
         if self.topology.nodes() > 1 {
             self.check_nodes()?;
@@ -249,7 +257,7 @@ impl Builder {
         let specialises = self.specialises.unwrap_or_else(build::specialises);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
         let ways = queues::ways(sharing);
-        Ok(Options { blocks, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone })
+        Ok(Options { blocks, most, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone })
     }
 }
 
@@ -284,6 +292,16 @@ impl Cluster {
             checks: None,
             network: None,
         }
+    }
+
+    /// Multiprocessors that a rank's kernels occupy by themselves, where the GPUs of this host have all ranks of `topology`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without a driver or a GPU.
+    pub fn multiprocessors_of_a_rank(topology: Topology) -> Result<u32, Error> {
+        let builder = Self::builder(topology);
+        let (devices, sharing) = builder.devices()?;
+        Ok(builder.options(&devices, sharing)?.blocks)
     }
 
     /// Starts from the automatic choice for GPUs, of which a rank's kernels occupy so many multiprocessors (none: 24). Where rows go through rings there are
@@ -328,6 +346,9 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
+    use ep_core::device::ring_roles_of;
+    use ep_core::layout::Kind;
+
     use super::*;
 
     #[test]
@@ -339,6 +360,21 @@ mod tests {
         for refused in refused {
             let said = refused.expect_err("it is refused").to_string();
             assert_eq!(said, "element of the rows is int8 with a scale a row, allowed: bf16 or fp8 on GPUs");
+        }
+    }
+
+    /// Eight ranks of two nodes on a GPU of 132 multiprocessors waited for each other: each took as many channels as 24 multiprocessors carry, and had 16.
+    #[test]
+    fn ranks_that_share_a_gpu_take_no_more_channels_than_their_multiprocessors_carry() {
+        let shape = Shape::builder().experts(64).topk(4).hidden(64).max_tokens(64).build().expect("a shape");
+        for (nodes, local) in [(2, 1), (2, 2), (2, 4), (2, 8), (4, 2), (1, 8), (8, 1)] {
+            let topology = Topology::new(nodes, local).expect("a topology");
+            let builder = Cluster::builder(topology).far(ep_loop::Loop::new());
+            let blocks = MULTIPROCESSORS.min(132 / topology.ranks());
+            let layout = builder.layout(&shape, Some(blocks)).expect("a layout");
+            let roles = |kind| ring_roles_of(&layout, kind, layout.settings().rings().channels);
+            let roles = roles(Kind::Dispatch).max(roles(Kind::Combine));
+            assert!(roles <= blocks * RING_WARPS, "{nodes} nodes of {local}: {roles} roles on {blocks}");
         }
     }
 }

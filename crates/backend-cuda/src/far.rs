@@ -158,6 +158,11 @@ impl Offers {
         all.entry((generation, step)).or_insert_with(|| vec![None; ranks as usize])[me.index()] = Some(given);
     }
 
+    /// Takes back what `me` gave: an agreement that is tried again may be on the same generation, and means what is given from then on.
+    pub(crate) fn withdraw(&self, me: Rank) {
+        self.all().values_mut().for_each(|given| given[me.index()] = None);
+    }
+
     /// What all but `mask` gave, or one who has not yet.
     pub(crate) fn taken(&self, generation: u16, step: Step, mask: &RankSet) -> Result<Given, Rank> {
         let all = self.all();
@@ -228,6 +233,19 @@ impl Far {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A recovery that failed behind its agreement is tried again, on the same generation, with lanes that are offered anew.
+    #[test]
+    fn what_was_given_before_an_agreement_is_taken_by_nobody_behind_it() {
+        let (offers, all) = (Offers::default(), RankSet::new());
+        [0, 1].into_iter().for_each(|rank| offers.give(2, Step::Offer, Rank(rank), 2, b"old".to_vec()));
+        assert!(offers.taken(2, Step::Offer, &all).is_ok());
+        [0, 1].into_iter().for_each(|rank| offers.withdraw(Rank(rank)));
+        offers.give(2, Step::Offer, Rank(0), 2, b"new".to_vec());
+        assert_eq!(offers.taken(2, Step::Offer, &all), Err(Rank(1)));
+        offers.give(2, Step::Offer, Rank(1), 2, b"new".to_vec());
+        assert_eq!(offers.taken(2, Step::Offer, &all), Ok(vec![Some(b"new".to_vec()); 2]));
+    }
 
     #[test]
     fn kernels_of_one_text_with_other_constants_are_others() {

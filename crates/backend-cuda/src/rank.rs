@@ -187,7 +187,7 @@ impl RankDevice {
         checks: Option<&Checks>,
         network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
-        let Options { blocks, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone } =
+        let Options { blocks, most, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone } =
             options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
@@ -264,11 +264,11 @@ impl RankDevice {
             movers: DISPATCH_WARPS,
             stages: 0,
             node: Arc::clone(node),
-            aside: is_alone.then(|| Stream::new(device, priority)).transpose()?,
+            aside: (is_alone && layout.topology().nodes() == 1).then(|| Stream::new(device, priority)).transpose()?,
             launches,
             stream,
         };
-        this.check_rings(layout.settings().rings().channels)?;
+        this.check_rings(layout.settings().rings().channels, most)?;
         this.connect(&RankSet::new())?;
         this.enter(1)?;
         Ok(this)
@@ -479,6 +479,7 @@ impl Drop for RankDevice {
             self.node.part();
             return;
         }
+        std::mem::forget(self.far.take());
         let memory = [
             &mut self.local,
             &mut self.windows,

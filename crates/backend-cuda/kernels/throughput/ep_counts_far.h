@@ -28,7 +28,7 @@ EP_DEV bool ep_exchange_along_rail(const EpRank& r, const EpCountsArgs& a, ep_u6
     const ep_u64 op = ep_op(r);
     for (ep_u32 peer = warp; peer < r.w.ranks; peer += warps)
         if (ep_is_on_rail(r, peer)) ep_open_counts(r, peer, began);
-    ep_block_meet();
+    if (ep_block_any(ep_failed(r))) return false;
     if (warp == 0) ep_write_counts(r, a, ep_at(r, r.me, ep_counts(r.w, op, r.me)));
     ep_block_meet();
     for (ep_u32 peer = warp; peer < r.w.ranks; peer += warps)

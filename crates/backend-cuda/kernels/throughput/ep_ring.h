@@ -97,6 +97,7 @@ EP_DEV bool ep_outlet_await(const EpRank& r, EpOutlet& o, ep_u64 at_least, ep_u6
             else ep_fail_mismatch(r, o.peer, EP_FIELD_HEAD, o.ring.tail, head);
         }
     }
+    ep_warp_meet(); /* What the first lane has seen orders what the others do: a shuffle alone does not. */
     o.ring.head = ep_warp_shuffle(o.ring.head, 0);
     return ep_warp_shuffle(there, 0);
 }
@@ -256,6 +257,7 @@ EP_DEV bool ep_inlet_next(const EpRank& r, const EpRings& rings, EpInlet& i, ep_
         if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_inlet_return(r, i);
         there = ep_inlet_await(r, rings, i, began);
     }
+    ep_warp_meet(); /* As in ep_outlet_await. */
     return ep_warp_shuffle(there, 0);
 }
 

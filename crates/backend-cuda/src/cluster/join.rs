@@ -8,7 +8,7 @@ use ep_bootstrap::{Member, Peers};
 use ep_core::layout::KernelWindow;
 use ep_core::{Error, Shape};
 
-use super::{Builder, present};
+use super::{Builder, present, queues};
 use crate::driver::Device;
 use crate::endpoint::CudaEndpoint;
 use crate::error::CudaError;
@@ -34,7 +34,7 @@ impl Builder {
             let limit = format_args!("{}, the processes", member.world());
             return Err(Error::invalid("ranks of the topology", ranks, limit));
         }
-        let layout = self.layout(&shape)?;
+        let layout = self.layout(&shape, self.multiprocessors)?;
         present()?;
         let deadline = Duration::from_nanos(layout.settings().deadline().0);
         let patience = deadline.max(PATIENCE);
@@ -42,6 +42,7 @@ impl Builder {
         let gpus = self.chosen_gpus(number..number + 1)?;
         let device = Device::open(gpus[0])?;
         let options = self.options(from_ref(&device), 1)?;
+        let layout = self.layout(&shape, Some(options.blocks))?;
         check_low(&device, &layout)?;
         memory::admit(from_ref(&device), &memory::of_window(&layout))?;
         let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
@@ -56,6 +57,8 @@ impl Builder {
         let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref(), network)?;
         let peers = Peers::Processes(Arc::clone(member));
         let endpoint = CudaEndpoint::new(rank, me, peers, self.wait_for_kernels);
+        // Processes that share a GPU have queues each.
+        queues::check(1, endpoint.copies_between_nodes())?;
         if let Some(far) = endpoint.far() {
             let offer = far.lanes().offer()?;
             let offers = member.all_gather(&offer, patience).map_err(CudaError::meeting)?;

@@ -24,6 +24,11 @@ pub(super) fn ways(sharing: u32) -> usize {
 
 fn check_of(sharing: u32, copies: bool, connections: u32) -> Result<(), Error> {
     let (each, why) = if copies { (2, ", as each has a stream for copies between nodes, too") } else { (1, "") };
+    if connections < each {
+        let limit =
+            format_args!("{each} to 32: kernels wait for copies between nodes, which have a queue of their own");
+        return Err(Error::invalid(VARIABLE, connections, limit));
+    }
     let most = connections / each;
     if sharing > most {
         let limit = format_args!("{most}{why}; {VARIABLE} sets it, at most 32");
@@ -32,7 +37,8 @@ fn check_of(sharing: u32, copies: bool, connections: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// One queue is left for what is done aside while kernels wait.
+/// One queue is left for what is done aside while kernels wait, unless ranks with one way each take them all: then that waits, too, as long as kernels
+/// do.
 fn ways_of(sharing: u32, connections: u32) -> u32 {
     (connections.saturating_sub(1) / sharing.max(1)).saturating_sub(1).clamp(1, WAYS)
 }
@@ -70,5 +76,10 @@ mod tests {
             "ranks on one GPU is 9, allowed: 4, as each has a stream for copies between nodes, too; CUDA_DEVICE_MAX_CONNECTIONS sets it, at most 32"
         );
         assert!(check_of(8, false, 8).is_ok());
+        let said = check_of(1, true, 1).expect_err("copies wait for the kernel that waits for them").to_string();
+        assert_eq!(
+            said,
+            "CUDA_DEVICE_MAX_CONNECTIONS is 1, allowed: 2 to 32: kernels wait for copies between nodes, which have a queue of their own"
+        );
     }
 }

@@ -8,7 +8,9 @@ use ep_core::port::Duty;
 use super::desk::Desk;
 use super::teams::Teams;
 use super::{Call, RankDevice};
-use crate::args::{self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, SOURCE_BYTES, SumShape};
+use crate::args::{
+    self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, SOURCE_BYTES, SumShape,
+};
 use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 
@@ -178,10 +180,16 @@ impl RankDevice {
         Teams::new(role_count, self.blocks, w.nodes).fitting(role_count, self.blocks, desk, room)
     }
 
-    /// Refuses a communicator whose combines a block's shared memory has no room for. With fewer channels a call has fewer roles.
-    pub(super) fn check_rings(&self, channels: u32) -> Result<(), Error> {
-        let (_, role_count) = self.roles.of(Kind::Combine, channels);
-        let (teams, _, desk) = self.teams(role_count);
+    /// Refuses a communicator whose combines a block's shared memory has no room for, and one whose rings need more blocks than `blocks`, which run at the same
+    /// time: ranks that share a GPU would wait for each other. With fewer channels a call has fewer roles.
+    pub(super) fn check_rings(&self, channels: u32, blocks: u32) -> Result<(), Error> {
+        let roles = |kind| self.roles.of(kind, channels).1;
+        let (teams, _, desk) = self.teams(roles(Kind::Combine));
+        let needed = roles(Kind::Combine).div_ceil(teams.roles).max(roles(Kind::Dispatch).div_ceil(RING_WARPS));
+        if needed > blocks {
+            let limit = format_args!("at most {blocks}, which a rank may have of its GPU: fewer channels");
+            return Err(Error::invalid("multiprocessors for the roles of rings", needed, limit));
+        }
         let (needed, most) = (self.ranks() * SOURCE_BYTES + teams.roles * desk, self.stream.device().shared_memory());
         if needed > most {
             let remedy = "fewer choices of a token, ranks or channels, or more multiprocessors";

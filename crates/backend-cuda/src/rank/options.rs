@@ -5,6 +5,8 @@
 pub(crate) struct Options {
     /// Blocks of the kernels that move rows.
     pub(crate) blocks: u32,
+    /// Blocks that it may have at most where roles of rings need more of them: multiprocessors that are no other rank's.
+    pub(crate) most: u32,
     /// Blocks of the kernels of low latency.
     pub(crate) low_blocks: u32,
     /// The same where a driver copies what goes between nodes.
@@ -26,6 +28,6 @@ impl Options {
     /// Of measurements: a block of each kind of kernels, and what is measured says with how many more.
     pub(crate) fn of_bench(low_blocks: u32) -> Self {
         let specialises = crate::build::specialises();
-        Self { blocks: 1, low_blocks, low_beside_copies: low_blocks, specialises, ..Self::default() }
+        Self { blocks: 1, most: u32::MAX, low_blocks, low_beside_copies: low_blocks, specialises, ..Self::default() }
     }
 }

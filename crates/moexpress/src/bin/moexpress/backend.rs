@@ -133,7 +133,11 @@ async fn rank<E: LowLatency>(job: &Job<'_>, step: &(dyn Fn() + Sync), mut ep: E)
 pub(crate) fn automatic(backend: Backend, shape: &Shape, topology: &Topology) -> SettingsBuilder {
     match backend {
         #[cfg(feature = "cuda")]
-        Backend::Cuda => ep_cuda::Cluster::settings(shape, topology, None),
+        Backend::Cuda => {
+            // Without a GPU the settings are looked at alone.
+            let multiprocessors = ep_cuda::Cluster::multiprocessors_of_a_rank(*topology).ok();
+            ep_cuda::Cluster::settings(shape, topology, multiprocessors)
+        }
         _ => Settings::builder(shape, topology),
     }
 }
