@@ -96,7 +96,7 @@ impl<'a> Loaded<'a> {
         }
         let rings = self.rank.layout().settings().rings();
         let args = args::Probe {
-            launch: self.rank.prepared(&Call { kind: Kind::Dispatch, rings, replayed: 0 }, false),
+            launch: self.rank.prepared(&Call { kind: Kind::Dispatch, rings, alike: 0 }, false),
             steps: self.given[0].address(),
             saw: self.saw.address(),
             first_of: self.given[1].address(),

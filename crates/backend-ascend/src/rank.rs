@@ -81,8 +81,8 @@ pub(crate) struct Options {
 pub(crate) struct Call {
     pub(crate) kind: Kind,
     pub(crate) rings: Rings,
-    /// The dispatch that is replayed; 0 for none.
-    pub(crate) replayed: u64,
+    /// What all ranks say alike beside the rings: the dispatch that is replayed, 0 for none, and options.
+    pub(crate) alike: u64,
 }
 
 /// One rank on its device.
@@ -293,7 +293,7 @@ impl RankDevice {
 
     /// What a launch is given. `follows`: another one of the same operation does.
     pub(crate) fn prepared(&self, call: &Call, follows: bool) -> Launch {
-        let settings = self.layout.hash(&call.rings).wrapping_add(call.replayed);
+        let settings = self.layout.hash(&call.rings).wrapping_add(call.alike);
         Launch {
             r: RankView { settings, kind: call.kind as u32, ..self.view },
             rings: KernelRings::new(&self.layout, call.kind, &call.rings),

@@ -101,7 +101,7 @@ struct EpOpHeader {
     ep_u64 op; /* Number of the operation. */
     ep_u32 kind; /* Kind. */
     ep_u32 rows; /* Rows that follow: in the ring, or from the sender to the reader in all. */
-    ep_u64 settings; /* crate::Layout::hash of shape, topology and the call's rings, plus the number of the dispatch that is replayed, if one is (wrapping). */
+    ep_u64 settings; /* crate::Layout::hash of shape, topology and the call's rings, plus the number of the dispatch that is replayed, if one is, and what all ranks say alike of a combine (wrapping). */
     ep_u32 first; /* Position of the ring's first row; zero in messages and between nodes. */
     ep_u32 reserved; /* Zero. */
 };

@@ -21,7 +21,7 @@
 /* Fields of messages and counters in which two ranks may differ, as errors name them; in kernels EpReport.field. */
 #define EP_FIELD_OP 0u /* number of the operation */
 #define EP_FIELD_KIND 1u /* kind of the operation */
-#define EP_FIELD_SETTINGS 2u /* hash of shape, settings and replayed dispatch */
+#define EP_FIELD_SETTINGS 2u /* hash of shape, settings, options and replayed dispatch */
 #define EP_FIELD_ROWS_SENT 3u /* rows sent */
 #define EP_FIELD_ROW_OP 4u /* operation of a row */
 #define EP_FIELD_ROW_SOURCE 5u /* source of a row */

@@ -41,7 +41,7 @@ impl AscendEndpoint {
         let topk = self.shape().topk() as usize;
         let sums: Array<f32> =
             Array::filled(&device, if weights.is_some() { handle.tokens() as usize * topk } else { 0 }, 0)?;
-        let call = Call { kind: Kind::Combine, rings, replayed: handle.op() };
+        let call = Call { kind: Kind::Combine, rings, alike: handle.op().wrapping_add(options.said_alike()) };
 
         self.desk.start();
         let plan = &kept.on_device;

@@ -57,7 +57,7 @@ impl AscendEndpoint {
             None => DevicePlan::new(&device, tokens, ranks, self.shape())?,
         };
         let kind = if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch };
-        let call = Call { kind, rings, replayed: 0 };
+        let call = Call { kind, rings, alike: 0 };
 
         let op = self.desk.start();
         if let Some(Choices { topk_idx, .. }) = choices {
@@ -163,7 +163,7 @@ impl AscendEndpoint {
         x.check_home("x", self.device.device())?;
         let landing = self.landing(handle.rows(), false)?;
         let by_expert = kept.placed.as_ref().map(|placed| self.room_by_expert(placed.room())).transpose()?;
-        let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), replayed: handle.op() };
+        let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), alike: handle.op() };
         let op = self.desk.start();
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
         let rows = kept.exchange.received(self.desk.rank());

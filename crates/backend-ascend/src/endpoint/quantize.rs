@@ -26,7 +26,7 @@ impl AscendEndpoint {
         x.check_home("x", &device)?;
         let out = Rows::new(&device, x.rows(), self.shape().row_bytes() as usize)?;
         // The launch is no operation: what kind it names is nobody's.
-        let call = Call { kind: Kind::Dispatch, rings: self.layout().settings().rings(), replayed: 0 };
+        let call = Call { kind: Kind::Dispatch, rings: self.layout().settings().rings(), alike: 0 };
         let args = args::Quantize {
             launch: self.device.prepared(&call, true),
             x: x.address(),

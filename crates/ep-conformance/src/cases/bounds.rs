@@ -1,6 +1,6 @@
 //! Bad input: refused with the value and its limit, before anything moves, and nothing is lost by it.
 
-use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::engine::{Combine, Combined, Dispatch, Routing};
 use ep_core::incident::Incident;
 use ep_core::reference::World;
 use ep_core::ring::Geometry;
@@ -18,6 +18,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("bounds_bad_input_names_value_and_limit_and_costs_nothing", bad_input::<B> as fn(&B) -> _),
         case("bounds_too_many_rows_for_the_worst_case_fail_everywhere", overflow::<B>),
         case("bounds_ranks_that_do_different_things_find_out", different_calls::<B>),
+        case("bounds_weights_of_some_ranks_alone_are_refused", weights_of_one::<B>),
         Case {
             name: "bounds_what_a_rank_said_before_it_ended_explains_its_end",
             needs: &[Requirement::Departures],
@@ -173,4 +174,26 @@ fn find_out<B: Backend>(backend: &B, Layer { setup, batches }: &Layer) -> Verdic
         ensure(said.contains("kind of the operation") || said.contains("gave up on"), || format!("said `{said}`"))?;
     }
     Ok(())
+}
+
+/// One rank sends weights home, and the other none: sums would lack what that one did not say.
+fn weights_of_one<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(2, 6, 3, Placement::Ring).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let got = ep.dispatch(&x, &routing).await?;
+        let topk_weights = (ep.rank().0 == 0).then_some(&got.topk_weights);
+        let back = ep.combine(&got.x, &got.handle, Combine { topk_weights, ..Combine::default() }).await;
+        let error = match back {
+            // Kernels say it when they have ended.
+            Ok(Combined { x, .. }) => ep.bytes(&x).err(),
+            Err(error) => Some(error),
+        };
+        Ok(error.map(|error| error.to_string()))
+    })?;
+    let said: Vec<_> = finished(outcomes)?.into_iter().map(Option::unwrap_or_default).collect();
+    let differs = |said: &String| said.contains("options and replayed dispatch");
+    let told = |said: &String| differs(said) || said.contains("gave up on");
+    ensure(said.iter().any(differs) && said.iter().all(told), || format!("said {said:?}"))
 }

@@ -50,7 +50,7 @@ impl<M: Machine> Engine<M> {
         lease.inspect(|lease| lease.offer());
         let (steps, ended) = {
             let Started { operation, links, vigil, .. } =
-                self.start(Kind::Combine, (rings, options.outbox), Some(handle));
+                self.start(Kind::Combine, (rings, options.outbox), handle.op().wrapping_add(options.said_alike()));
             let operation = if handle.outboxes() { operation.in_outboxes() } else { operation };
             let steps = operation.outbox_steps();
             let work = async {

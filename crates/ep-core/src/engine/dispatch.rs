@@ -150,8 +150,11 @@ impl<M: Machine> Engine<M> {
     async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
         let op = self.desk.op;
         let ended = {
-            let Started { operation, links, vigil, arena, pool, granted } =
-                self.start(batch.kind, (batch.rings, batch.outbox), batch.replayed.map(|(handle, _)| handle));
+            let Started { operation, links, vigil, arena, pool, granted } = self.start(
+                batch.kind,
+                (batch.rings, batch.outbox),
+                batch.replayed.map_or(0, |(handle, _)| handle.op()),
+            );
             let work = transfer(&operation, links, (arena, pool), &batch, granted);
             run(&operation, vigil, work).await
         };

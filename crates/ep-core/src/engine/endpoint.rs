@@ -117,7 +117,8 @@ impl Default for Dispatch {
 /// Options of one combine.
 #[derive(Debug)]
 pub struct Combine<'a, E: Endpoint + ?Sized> {
-    /// `[received rows, topk]`: weights that travel back and are summed per token and choice, ranks ascending. Of a dispatch by expert, too.
+    /// `[received rows, topk]`: weights that travel back and are summed per token and choice, ranks ascending. Of a dispatch by expert, too. All ranks give
+    /// some, or none does.
     pub topk_weights: Option<&'a E::Array<f32>>,
     /// Up to two `[tokens, hidden]` rows to start each token's sum from.
     pub bias: [Option<&'a E::Buf>; 2],
@@ -148,6 +149,11 @@ impl<E: Endpoint + ?Sized> Combine<'_, E> {
             true => Err(Error::invalid("remainder of a combine of rows by source", true, false)),
             false => Ok(()),
         }
+    }
+
+    /// A number for what all ranks say alike, but the rings: headers bring it, with [`Layout::hash`](crate::Layout::hash).
+    pub fn said_alike(&self) -> u64 {
+        u64::from(self.topk_weights.is_some()) << 63 | u64::from(self.remainder) << 62
     }
 }
 

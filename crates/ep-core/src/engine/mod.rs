@@ -138,8 +138,8 @@ struct Ended<T> {
 }
 
 impl<M: Machine> Engine<M> {
-    /// Numbers and starts the next operation, which replays `replayed` if it is given.
-    fn start(&mut self, kind: Kind, (rings, outbox): (Rings, OutboxUse), replayed: Option<&Handle>) -> Started<'_, M> {
+    /// Numbers and starts the next operation. `alike`: what all ranks say alike beside the rings, the dispatch that is replayed and options.
+    fn start(&mut self, kind: Kind, (rings, outbox): (Rings, OutboxUse), alike: u64) -> Started<'_, M> {
         let started = self.machine.now();
         let op = self.desk.start();
         let ranks = self.desk.layout.topology().ranks() as usize;
@@ -158,7 +158,7 @@ impl<M: Machine> Engine<M> {
             rings,
             pulled: self.desk.layout.is_pulled(),
             outbox,
-            settings: self.desk.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
+            settings: self.desk.layout.hash(&rings).wrapping_add(alike),
             times: Times::new(started, self.desk.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };

@@ -50,7 +50,7 @@ c_struct! {
         /// Rows that follow: in the ring, or from the sender to the reader in all.
         pub rows: u32,
         /// [`crate::Layout::hash`] of shape, topology and the call's rings, plus the number of the dispatch that is
-        /// replayed, if one is (wrapping).
+        /// replayed, if one is, and what all ranks say alike of a combine (wrapping).
         pub settings: u64,
         /// Position of the ring's first row; zero in messages and between nodes.
         pub first: u32,
@@ -110,7 +110,7 @@ c_enum! {
         Op = 0,
         /// kind of the operation
         Kind = 1,
-        /// hash of shape, settings and replayed dispatch
+        /// hash of shape, settings, options and replayed dispatch
         Settings = 2,
         /// rows sent
         RowsSent = 3,

@@ -95,7 +95,7 @@ fn bits(ranks: &RankSet) -> u32 {
 impl AscendEndpoint {
     /// What launches of low latency have in common with others: nothing that moves there.
     pub(super) fn low_call(&self) -> Call {
-        Call { kind: Kind::Dispatch, rings: self.layout().settings().rings(), replayed: 0 }
+        Call { kind: Kind::Dispatch, rings: self.layout().settings().rings(), alike: 0 }
     }
 
     /// Refuses to send when that cannot be.
