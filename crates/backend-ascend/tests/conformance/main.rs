@@ -171,7 +171,7 @@ impl Backend for Twin {
     }
 
     fn campaign(&self) -> u32 {
-        share(24, 4)
+        share(24, 3)
     }
 
     fn largest(&self) -> (u32, u32) {
@@ -258,7 +258,7 @@ const RARE_SEEDS: u64 = 160;
 /// Each of these faults is caught by its case.
 fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {
     let library = compiled(&["EP_TEST"]);
-    for (plant, name, said) in IN_CASES.into_iter().step_by(share(1, 6)) {
+    for (plant, name, said) in IN_CASES.into_iter().step_by(share(1, 12)) {
         let is_rare = matches!(plant, Plant::LowFarUnsaid);
         let seeds = if is_rare { RARE_SEEDS } else { PLANTED_SEEDS };
         let twin = Twin { library: library.clone(), seeds, plant: plant as u32 };

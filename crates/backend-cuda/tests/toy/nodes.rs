@@ -98,7 +98,7 @@ fn planted_faults_of_the_far_hop_are_found() {
         Plant::PartialNotRounded,
         Plant::ClosedEarly,
     ];
-    for plant in plants.into_iter().step_by(share(1, 2)) {
+    for plant in plants.into_iter().step_by(share(1, 4)) {
         let planted = |job: &mut Job| (job.plant, job.allowed) = (plant as u32, 4_000_000_000);
         let wrong = found(&program, SEEDS, planted).unwrap_or_else(|| panic!("{plant:?} was not found"));
         assert!(!wrong.contains("the contract is broken"), "kernels that report, {plant:?}: {wrong}");

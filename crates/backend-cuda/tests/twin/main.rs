@@ -118,17 +118,23 @@ const AGAIN: [&str; 4] = [
 ];
 
 /// Cases that take longest, left to a thorough run.
-const LONG: [&str; 24] = [
+const LONG: [&str; 30] = [
     "adapters::a_request_that_the_own_adapter_refuses_names_the_lane",
+    "adapters::cards_that_died_are_noticed_and_survivors_go_on",
     "adapters::lanes_that_were_cut_are_noticed_and_all_go_on",
+    "disturbed::low_latency_topk_from_1_to_32",
     "early::planted_rows_counted_before_they_are_stored_are_caught",
     "early::results_that_are_never_ready_end_by_the_deadline",
     "early::rows_that_do_not_come_are_said_not_to",
     "played::an_error_completion_names_the_peer",
+    "played::rows_stripe_over_as_many_lanes_as_there_are_channels",
     "stalled::a_rank_whose_posts_nobody_takes_is_named_in_low_latency",
     "stalled::a_rank_whose_posts_nobody_takes_is_named_in_throughput_mode",
+    "timed::calls_over_nodes_are_timed_and_what_comes_back_is_compared",
+    "twin::by_expert_after_a_rank_has_gone",
     "twin::campaign_random_dispatches_by_expert_match_the_oracle",
     "twin::engine_fp8_rows_of_every_scaling",
+    "twin::engine_fp8_scales_may_lie_apart",
     "twin::engine_received_fp8_rows_may_be_sent_on",
     "twin::low_packed_over_nodes",
     "twin::nodes_a_batch_of_a_hundred_times_the_rings",

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     if let Some(settings) = roce::devices() {
         return roce::run(settings);
     }
-    let threads = Host { network: Doubles, campaign: share(400, 100), largest: (4, 4), one_in: share(1, 2) };
+    let threads = Host { network: Doubles, campaign: share(400, 60), largest: (4, 4), one_in: share(1, 2) };
     let (campaign, one_in) = (share(60, 15), share(4, 8));
     Suite::default()
         .on("threads", threads)

@@ -13,7 +13,7 @@ use super::misuse;
 use super::nodes::over;
 use super::overflow::{overflow_then_rings, roomy};
 use crate::backend::{Backend, Requirement, Setup};
-use crate::harness::Case;
+use crate::harness::{Case, share};
 use crate::low_latency::packed;
 use crate::low_latency::scenario::{self as low_latency, Sent, Turn};
 use crate::scenario::Scenario;
@@ -87,7 +87,7 @@ fn low_caught<B: Backend>(backend: &B, plant: Plant, scenario: &low_latency::Sce
     })
 }
 
-/// Runs what `of_seed` gives for each seed: a communicator, and what checks one.
+/// Runs what `of_seed` gives for each seed: a communicator, and what checks one. A run that is not thorough is content with two seeds that notice.
 fn hunt<F: Fn(&Setup) -> Verdict>(
     plant: Plant,
     signs: &[&str],
@@ -95,6 +95,9 @@ fn hunt<F: Fn(&Setup) -> Verdict>(
 ) -> Verdict {
     let mut failures = 0;
     for seed in 0..SEEDS {
+        if failures == share(SEEDS, 2) {
+            break;
+        }
         let (setup, check) = of_seed(seed);
         let mut setup = setup.map_err(text)?;
         check(&setup).map_err(|error| format!("seed {seed} fails without the fault: {error}"))?;

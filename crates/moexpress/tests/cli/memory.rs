@@ -19,7 +19,7 @@ const RUNS: [&str; 9] = [
 #[cfg(target_os = "linux")]
 fn estimates_are_near_what_is_taken() {
     // A plain run of the tests takes a share of them.
-    let step = if std::env::var_os("EP_THOROUGH").is_some() { 1 } else { 2 };
+    let step = if std::env::var_os("EP_THOROUGH").is_some() { 1 } else { 4 };
     let mut runs: Vec<_> = RUNS.into_iter().step_by(step).collect();
     let host = "--tokens 192 --hidden 7168 --topk 8 --backend host";
     runs.extend([host, "--tokens 64 --hidden 7168 --topk 8 --mode low-latency --backend host"]);

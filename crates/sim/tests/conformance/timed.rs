@@ -54,7 +54,7 @@ impl Backend for Timed {
     }
 
     fn campaign(&self) -> u32 {
-        share(200, 50)
+        share(200, 30)
     }
 
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
