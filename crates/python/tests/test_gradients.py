@@ -87,6 +87,26 @@ def test_gradients_over_nodes_are_those_of_one_process(two_nodes: Any) -> None:
     two_nodes.run(check_gradients, 2)
 
 
+def check_weights_alone(rank: int, world: int) -> None:
+    """Each rank sums all the weights of a row, also those of choices that are on other ranks."""
+    layer = oracle.Layer(world, 2 * world, 3, 64)
+    batch = oracle.batches(layer, [5] * world, seed=4)[rank]
+    weights = batch.topk_weights.clone().requires_grad_()
+    with Communicator(experts=layer.experts, topk=layer.topk, hidden=layer.hidden, device="cpu") as communicator:
+        received = dispatch(communicator, batch.x, batch.topk_idx, weights)
+        factor = float(rank + 1)
+        y = (received.x.float() * factor * received.topk_weights.sum(1, keepdim=True)).bfloat16()
+        combine(communicator, y, received.handle).float().sum().backward()
+    factors = torch.where(batch.topk_idx < 0, 0, batch.topk_idx // layer.local + 1)
+    expected = batch.x.float().sum(1, keepdim=True) * factors
+    torch.testing.assert_close(weights.grad, expected, rtol=1e-5, atol=1e-4)
+    dist.barrier()
+
+
+def test_a_weight_has_the_gradient_of_its_choice_s_rank_alone(ranks: Any) -> None:
+    ranks.run(check_weights_alone)
+
+
 def test_the_example_trains_on_two_nodes_under_a_launcher() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -30,16 +30,21 @@ class _Dispatch(torch.autograd.Function):
         into: list[Received],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         received = communicator.dispatch(x, topk_idx, topk_weights)
-        assert received.topk_weights is not None
+        assert received.topk_idx is not None and received.topk_weights is not None
         into.append(received)
         ctx.communicator, ctx.handle = communicator, received.handle
+        # A tensor of its own: the caller may write to the choices.
+        ctx.is_elsewhere = received.topk_idx < 0
         return received.x, received.topk_weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, weights = (gradient.contiguous() for gradient in gradients)
-        back = ctx.communicator.combine(rows, ctx.handle, topk_weights=weights)
+        rows, weights = gradients
+        # The weight of a choice that is on another rank came as 0, whatever it was: what this rank made of it is no gradient of the caller's, and a
+        # combine sums those of all ranks.
+        weights = weights.masked_fill(ctx.is_elsewhere, 0).contiguous()
+        back = ctx.communicator.combine(rows.contiguous(), ctx.handle, topk_weights=weights)
         return back.x, back.topk_weights, None, None, None
 
 
