@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import oracle
+import pytest
 import torch
 import torch.distributed as dist
 from moexpress import Communicator
@@ -105,6 +106,44 @@ def check_weights_alone(rank: int, world: int) -> None:
 
 def test_a_weight_has_the_gradient_of_its_choice_s_rank_alone(ranks: Any) -> None:
     ranks.run(check_weights_alone)
+
+
+def check_results_without_rows(rank: int, world: int, options: dict[str, Any]) -> None:
+    """Gradients of padding, and of results that a combine leaves out, are zeros."""
+    layer = oracle.Layer(world, 2 * world, 3, 64)
+    batch = oracle.batches(layer, [5] * world, seed=4)[rank]
+    sizes = {"experts": layer.experts, "topk": layer.topk, "hidden": layer.hidden, "max_tokens": 16}
+    with Communicator(device="cpu", **sizes) as communicator:
+        received = communicator.dispatch(batch.x, batch.topk_idx, **options)
+        count = received.handle.result_rows
+        is_result = torch.arange(count + 3) < count
+        if received.by_expert is not None:
+            slots = received.by_expert.slots
+            is_result = torch.zeros(count + 3, dtype=torch.bool)
+            is_result[slots[slots >= 0].long()] = True
+        handle = received.handle
+        del received
+        for _ in range(3):
+            # What comes next lies where this did.
+            communicator.redispatch(batch.x, handle).x.fill_(torch.nan)
+            y = torch.ones(count + 3, layer.hidden).bfloat16().requires_grad_()
+            combine(communicator, y, handle).float().sum().backward()
+            assert torch.equal(y.grad, is_result.bfloat16().unsqueeze(1).expand_as(y))
+    dist.barrier()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"worst_rows": 30},
+        {"by_expert": True, "alignment": 16},
+        {"by_expert": True, "alignment": 16, "worst_rows": 30, "device_counts": True},
+    ],
+    ids=["rows", "a worst case", "by expert", "by expert, a worst case"],
+)
+def test_results_that_are_of_no_row_have_zeros_for_gradients(ranks: Any, options: dict[str, Any]) -> None:
+    ranks.run(check_results_without_rows, options)
 
 
 def test_the_example_trains_on_two_nodes_under_a_launcher() -> None:

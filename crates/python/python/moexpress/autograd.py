@@ -51,14 +51,29 @@ class _Dispatch(torch.autograd.Function):
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, handle: Handle, communicator: Communicator) -> torch.Tensor:
-        ctx.communicator, ctx.handle = communicator, handle
+        ctx.communicator, ctx.handle, ctx.rows = communicator, handle, y.shape[0]
         return communicator.combine(y, handle).x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         received = ctx.communicator.redispatch(gradients[0].contiguous(), ctx.handle)
-        return received.x, None, None
+        rows = received.x
+        if received.by_expert is not None:
+            _zero_padding(rows, received.by_expert.slots)
+        further = ctx.rows - rows.shape[0]
+        if further > 0:
+            # Results that the combine left out.
+            rows = torch.cat([rows, rows.new_zeros((further, rows.shape[1]))])
+        return rows[: ctx.rows], None, None
+
+
+def _zero_padding(rows: torch.Tensor, slots: torch.Tensor) -> None:
+    """Makes zeros of all ``rows`` by expert that are no slot of a choice: what lay there may be no number, which a product with zeros stays."""
+    count = rows.shape[0]
+    is_padding = torch.ones(count + 1, dtype=torch.bool, device=rows.device)
+    is_padding.scatter_(0, torch.where(slots < 0, count, slots).flatten().long(), False)
+    rows.masked_fill_(is_padding[:count].unsqueeze(1), 0)
 
 
 def dispatch(
@@ -81,6 +96,10 @@ def dispatch(
 
 
 def combine(communicator: Communicator, y: torch.Tensor, handle: Handle) -> torch.Tensor:
-    """:meth:`Communicator.combine` with gradients: bf16 ``[rows, hidden]`` to the sums ``[tokens, hidden]``."""
+    """:meth:`Communicator.combine` with gradients: bf16 ``[rows, hidden]`` to the sums ``[tokens, hidden]``.
+
+    Padding of rows by expert, and rows beyond those of the handle, have zeros for gradients. Along a handle of ``device_counts`` whose rows are not
+    by expert, nobody here knows how many rows came: gradients of the others are zeros if its dispatch had ``zero_spare``, else undefined.
+    """
     result: torch.Tensor = _Combine.apply(y, handle, communicator)
     return result
