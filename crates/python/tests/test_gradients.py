@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -106,6 +107,60 @@ def check_weights_alone(rank: int, world: int) -> None:
 
 def test_a_weight_has_the_gradient_of_its_choice_s_rank_alone(ranks: Any) -> None:
     ranks.run(check_weights_alone)
+
+
+def check_by_expert(rank: int, world: int, by_row: bool) -> None:
+    """Experts that are matrices, as a grouped GEMM has them: all slots of an expert, padding too, are rows of one product. ``by_row``: weights are those
+    of the received rows, not of slots."""
+    layer, alignment = oracle.Layer(world, 2 * world, 3, 64), 8
+    all_batches = oracle.batches(layer, [20, 0, 13, 7][:world], seed=4)
+    generator = torch.Generator().manual_seed(3)
+    matrices = torch.randn((layer.experts, layer.hidden, layer.hidden), generator=generator) / 8
+
+    batch = all_batches[rank]
+    x, weights = batch.x.clone().requires_grad_(), batch.topk_weights.clone().requires_grad_()
+    mine = matrices[rank * layer.local : (rank + 1) * layer.local].clone().requires_grad_()
+    with Communicator(experts=layer.experts, topk=layer.topk, hidden=layer.hidden, device="cpu") as communicator:
+        for _ in range(2):
+            # What comes next lies where this did.
+            communicator.dispatch(x.detach(), batch.topk_idx, alignment=64, by_expert=True).x.fill_(torch.nan)
+        received = dispatch(communicator, x, batch.topk_idx, weights, alignment=alignment, by_expert=True)
+        told = received.by_expert
+        assert told is not None
+        of_slots = told.weights
+        if by_row:
+            slots, counts = told.slots.long(), len(received.x)
+            of_slots = torch.zeros(counts + 1).index_put(
+                (torch.where(slots < 0, counts, slots),), received.topk_weights
+            )[:counts]
+        parts = zip(received.x.float().split([b - a for a, b in itertools.pairwise(told.first)]), mine, strict=True)
+        y = (torch.cat([part @ matrix for part, matrix in parts]) * of_slots.unsqueeze(1)).bfloat16()
+        combine(communicator, y, received.handle).float().square().sum().backward()
+
+    # Everything, without communication.
+    xs = [each.x.float().requires_grad_() for each in all_batches]
+    all_weights = [each.topk_weights.clone().requires_grad_() for each in all_batches]
+    all_matrices = matrices.clone().requires_grad_()
+    loss = torch.zeros(())
+    for source, each in enumerate(all_batches):
+        chosen = all_matrices[each.topk_idx.clamp(min=0)]
+        results = torch.einsum("th,tkhj->tkj", xs[source], chosen)
+        weighted = results * (all_weights[source] * (each.topk_idx >= 0)).unsqueeze(2)
+        loss = loss + weighted.sum(1).square().sum()
+    loss.backward()
+    for got, expected in (
+        (x.grad, xs[rank].grad),
+        (weights.grad, all_weights[rank].grad),
+        (mine.grad, all_matrices.grad[rank * layer.local : (rank + 1) * layer.local]),
+    ):
+        scale = float(expected.abs().max()) if expected.numel() else 1.0
+        torch.testing.assert_close(got.float(), expected, rtol=0, atol=2e-2 * scale)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["weights of slots", "weights of rows"])
+def test_gradients_by_expert_are_those_of_one_process(ranks: Any, by_row: bool) -> None:
+    ranks.run(check_by_expert, by_row)
 
 
 def check_results_without_rows(rank: int, world: int, options: dict[str, Any]) -> None:

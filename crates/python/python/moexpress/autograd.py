@@ -27,25 +27,32 @@ class _Dispatch(torch.autograd.Function):
         topk_weights: torch.Tensor,
         topk_idx: torch.Tensor,
         communicator: Communicator,
+        layout: dict[str, Any],
         into: list[Received],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        received = communicator.dispatch(x, topk_idx, topk_weights)
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        received = communicator.dispatch(x, topk_idx, topk_weights, **layout)
         assert received.topk_idx is not None and received.topk_weights is not None
         into.append(received)
         ctx.communicator, ctx.handle = communicator, received.handle
-        # A tensor of its own: the caller may write to the choices.
+        # Tensors of their own: the caller may write to choices and slots.
         ctx.is_elsewhere = received.topk_idx < 0
-        return received.x, received.topk_weights
+        told = received.by_expert
+        if told is None or told.weights is None:
+            return received.x, received.topk_weights, None
+        ctx.slots = told.slots.clamp(min=0).long()
+        return received.x, received.topk_weights, told.weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, weights = gradients
+        rows, weights, of_slots = gradients
+        if of_slots is not None:
+            weights = weights + of_slots[ctx.slots]
         # The weight of a choice that is on another rank came as 0, whatever it was: what this rank made of it is no gradient of the caller's, and a
         # combine sums those of all ranks.
         weights = weights.masked_fill(ctx.is_elsewhere, 0).contiguous()
         back = ctx.communicator.combine(rows.contiguous(), ctx.handle, topk_weights=weights)
-        return back.x, back.topk_weights, None, None, None
+        return back.x, back.topk_weights, None, None, None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -77,21 +84,32 @@ def _zero_padding(rows: torch.Tensor, slots: torch.Tensor) -> None:
 
 
 def dispatch(
-    communicator: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    communicator: Communicator,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    alignment: int = 1,
+    by_expert: bool = False,
 ) -> Received:
-    """:meth:`Communicator.dispatch` whose ``x`` and ``topk_weights`` have gradients.
+    """:meth:`Communicator.dispatch` whose ``x`` and ``topk_weights`` have gradients, and ``by_expert.weights`` where there are some.
 
     Args:
         x: bf16 ``[tokens, hidden]``.
         topk_idx: int64 ``[tokens, topk]``, -1 for a dropped choice.
         topk_weights: f32 ``[tokens, topk]``.
+        alignment: as of :meth:`Communicator.dispatch`.
+        by_expert: rows ready for a grouped GEMM. Padding is zeros, as gradients of the experts' parameters are products with it.
     """
     if topk_weights is None:  # whose gradient would have nowhere to go
         raise invalid("topk_weights", None, "a tensor; without gradients, call Communicator.dispatch")
     into: list[Received] = []
-    rows, weights = _Dispatch.apply(x, topk_weights, topk_idx, communicator, into)
+    layout = {"alignment": alignment, "by_expert": by_expert, "zero_spare": by_expert}
+    rows, weights, of_slots = _Dispatch.apply(x, topk_weights, topk_idx, communicator, layout, into)
     received = into[0]
     received.x, received.topk_weights = rows, weights
+    if received.by_expert is not None:
+        received.by_expert.weights = of_slots
     return received
 
 
