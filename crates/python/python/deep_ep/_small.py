@@ -236,7 +236,8 @@ class Small:
             return False
         communicators.refuse_first(device)
         if self.by_choice and (sizes.topk, device) not in self._ones:
-            self._ones[sizes.topk, device] = torch.ones((self.most_tokens, sizes.topk), device=device)
+            shape = (self.most_tokens, sizes.topk)
+            self._ones[sizes.topk, device] = torch.ones(shape, dtype=torch.float32, device=device)
             if device.type == "cuda":
                 # Any stream may read them later.
                 torch.cuda.current_stream(device).synchronize()
