@@ -31,6 +31,7 @@ def ready_of(
     src_signal_expect_value: int,
 ) -> Ready | None:
     """When results are ready, in the two forms that SGLang says it in; None where all are."""
+    overlap = limits.flag("overlap", overlap)
     if src_signals is not None:
         if comp_signal is not None:
             raise errors.InvalidArgument("comp_signal and src_signals are given, allowed: one of them")
@@ -53,6 +54,8 @@ def ready_of(
 
 def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
     """How rows travel."""
+    use_fp8, round_scale = limits.flag("use_fp8", use_fp8), limits.flag("round_scale", round_scale)
+    use_ue8m0 = limits.flag("use_ue8m0", use_ue8m0)
     if not use_fp8:
         if round_scale or use_ue8m0:
             raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from moexpress import errors
+from moexpress.adapter import limits
 
 if TYPE_CHECKING:
     from .buffer import Buffer
@@ -45,7 +46,8 @@ class Runtime:
 
     def get_root_rdma_rank(self, get_global: bool) -> int:
         """The first node; ``get_global``: the rank there on this one's rail."""
-        return self._buffer.rank % self._buffer._meeting.ranks_per_node if get_global else 0
+        on_rail = self._buffer.rank % self._buffer._meeting.ranks_per_node
+        return on_rail if limits.flag("get_global", get_global) else 0
 
     def get_local_device_id(self) -> int:
         """The GPU of this process; 0 on CPUs."""
