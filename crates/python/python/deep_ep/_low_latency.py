@@ -150,7 +150,7 @@ class LowLatency:
         return_recv_hook: bool,
         ready: Ready | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-        made = _handles.low_latency(handle, self._known)
+        made = self._routing(handle)
         under_way, native, topk_idx = made.under_way, made.native, _checks.topk_idx(topk_idx)
         communicator = under_way.communicator
         device, choices = communicator.device, (native.tokens, communicator.topk)
@@ -172,7 +172,7 @@ class LowLatency:
 
     def combine_buffer(self, handle: object) -> torch.Tensor:
         """Where experts' results may be written."""
-        return _handles.low_latency(handle, self._known).under_way.zero_copy_buffer()
+        return self._routing(handle).under_way.zero_copy_buffer()
 
     def rejoin(self) -> None:
         """Brings all ranks together again. What was under way is gone."""
@@ -198,6 +198,14 @@ class LowLatency:
     def close(self) -> None:
         """Forgets communicators, which are about to be closed."""
         self._of.clear()
+
+    def _routing(self, handle: object) -> LowRouting:
+        """What a handle stands for. Refuses one of another buffer."""
+        self.communicators.check_open()
+        made = _handles.low_latency(handle, self._known)
+        if made.under_way.communicator.meeting is not self.communicators.meeting:
+            raise errors.InvalidArgument("handle is of another buffer, allowed: one of this buffer")
+        return made
 
     def _under_way(self, communicator: Communicator) -> UnderWay:
         under_way = self._of.get(communicator)
