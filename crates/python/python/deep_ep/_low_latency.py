@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress.adapter import Element, Ready, limits, plain
+from moexpress.adapter import Element, Ready, limits, low_latency_bytes, plain
 
 from . import _arena, _checks, _handles
 from ._arena import Sizes
@@ -18,6 +18,9 @@ from ._under_way import UnderWay
 from .utils import EventHandle, EventOverlap
 
 Hook = Callable[[], None]
+
+MOST_SIZE = (1 << 31) - 1
+"""The largest size of a communicator."""
 
 
 def ready_of(
@@ -50,6 +53,13 @@ def ready_of(
     if comp_signal.is_contiguous():
         comp_signal = comp_signal.view(-1)
     return Ready(threshold, comp_signal, block_m, num_sms)
+
+
+def low_latency_hint(tokens: Any, hidden: Any, ranks: Any, experts: Any) -> int:
+    """Bytes that low latency takes on each rank for top-8, or as many experts as there are."""
+    given = {"num_experts": experts, "hidden": hidden, "num_max_dispatch_tokens_per_rank": tokens, "num_ranks": ranks}
+    experts, *sizes = (limits.number(name, value, 1, MOST_SIZE) for name, value in given.items())
+    return low_latency_bytes(experts, min(8, experts), *sizes)
 
 
 def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:

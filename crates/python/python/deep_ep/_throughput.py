@@ -69,10 +69,12 @@ class Throughput:
             )
         if (topk_idx is None) != (topk_weights is None):
             raise errors.InvalidArgument("one of topk_idx and topk_weights is None, allowed: both or neither")
-        if num_worst_tokens and topk_idx is None:
-            raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
         (tokens, hidden), device, ranks = rows.x.shape, rows.x.device, self.members.ranks
         num_worst_tokens = limits.number("num_worst_tokens", num_worst_tokens, 0, ranks * WORST_TOKENS)
+        if num_worst_tokens and topk_idx is None:
+            raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
+        if not isinstance(num_tokens_per_expert, torch.Tensor):
+            raise limits.invalid("num_tokens_per_expert", _checks.told(num_tokens_per_expert), "a tensor")
         experts = num_tokens_per_expert.numel()
         _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
         if num_tokens_per_rdma_rank is not None and self.members.nodes > 1:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from moexpress import Meeting, errors
-from moexpress.adapter import default_timeout, limits, low_latency_bytes
+from moexpress.adapter import default_timeout, limits
 
 from . import _checks, config
 from ._communicators import Communicators
-from ._low_latency import LowLatency, element_of, ready_of
+from ._low_latency import LowLatency, element_of, low_latency_hint, ready_of
 from ._members import Members
 from ._npus import NotServed, none
 from ._runtime import MOST_BYTES, LocalMemory, Runtime
@@ -119,8 +119,7 @@ class Buffer(NotServed):
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
         """Bytes that low latency takes on each rank for top-8 (or as many experts as there are)."""
-        topk = min(8, num_experts)
-        return low_latency_bytes(num_experts, topk, hidden, num_max_dispatch_tokens_per_rank, num_ranks)
+        return low_latency_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     # Of one.
 
@@ -489,6 +488,7 @@ class Buffer(NotServed):
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
         self._check_shrink()
+        _checks.whole("mask_status", mask_status)
         _checks.tensor("mask_status", mask_status, torch.int32, (self.group_size,), mask_status.device)
         masked = self._communicators.masked()
         told = [int(rank in masked) for rank in range(self.group_size)]

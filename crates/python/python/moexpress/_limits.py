@@ -62,15 +62,21 @@ def numbers(name: str, values: Collection[Any], longest: int, least: int = 0, mo
     return [number(name, value, least, most) for value in given]
 
 
+def real(name: str, value: Any, *, unit: str = "", zero: bool = False) -> float:
+    """Checks a number that need not be whole: more than 0, or with ``zero`` 0."""
+    allowed = f"{unit}{'0 or more' if zero else 'more than 0'}"
+    try:
+        given = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise invalid(name, told(value), allowed) from None
+    if isinstance(value, str) or not (given > 0 or (zero and given == 0)):
+        raise invalid(name, told(value) if not math.isnan(given) else "not a number", allowed)
+    return given
+
+
 def seconds(name: str, value: Any) -> float:
     """Checks a time."""
-    try:
-        time = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise invalid(name, told(value), "seconds, more than 0") from None
-    if not time > 0 or isinstance(value, str):
-        raise invalid(name, told(value) if not math.isnan(time) else "not a number", "seconds, more than 0")
-    return time
+    return real(name, value, unit="seconds, ")
 
 
 def flag(name: str, value: Any) -> bool:

@@ -116,15 +116,22 @@ class Meeting:
 
         Raises:
             errors.InvalidArgument: names what differs, on all ranks.
+            errors.MeetingFailed: a rank makes another call.
         """
         told = "\n".join(f"{name}={value}" for name, value in what.items()).encode()
         everybody = self.all_gather(told)
         first = next(other for other in everybody if other is not None)
         for rank, other in enumerate(everybody):
             if other is not None and other != first:
-                mine, theirs = (
-                    dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other)
-                )
+                try:
+                    mine, theirs = (
+                        dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other)
+                    )
+                except ValueError:  # no text, or not of this kind
+                    raise errors.MeetingFailed(
+                        f"rank {rank} makes another call than rank {everybody.index(first)}, allowed: the same calls in the same order; recover, on "
+                        "all ranks, brings them together"
+                    ) from None
                 name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
                 raise errors.InvalidArgument(
                     f"{name} is {theirs.get(name)} on rank {rank}, allowed: {mine.get(name)}, as on rank "

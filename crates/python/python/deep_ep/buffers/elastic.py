@@ -177,13 +177,13 @@ class ElasticBuffer(NotOffered):
             nvlink_gbs: of a GPU's links; 0 to look.
             sm_read_gbs, sm_write_gbs: of a multiprocessor.
         """
-        if num_scaleout_topk:
-            raise errors.InvalidArgument(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
+        limits.number("num_scaleout_topk", num_scaleout_topk, 0, 0)
         experts, topk = limits.number("num_experts", num_experts), limits.number("num_topk", num_topk)
         device = None
         if torch.cuda.is_available():
             device = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        links = nvlink_gbs or (get_nvlink_gbs() if device else 0) or hints.LINK_GBS
+        given = limits.real("nvlink_gbs", nvlink_gbs, zero=True)
+        links = given or (get_nvlink_gbs() if device else 0) or hints.LINK_GBS
         overlap = self.prefer_overlap_with_compute
         return hints.multiprocessors(self.num_ranks, experts, topk, links, sm_read_gbs, sm_write_gbs, overlap, device)
 
