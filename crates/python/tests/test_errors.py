@@ -214,6 +214,13 @@ def check_deep_ep(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match="dtype of"):
         buffer.combine(batch.x.half(), handle, async_finish=True)
     assert buffer.combine(buffer.dispatch(batch.x, handle=handle)[0], handle)[2].event is None
+    # A membership has no choices that weights could be of.
+    x, *_, members, _ = buffer.dispatch(**{**arguments, **none})
+    with pytest.raises(
+        ValueError, match="topk_weights is given, allowed: None along this handle, which has no choices"
+    ):
+        buffer.combine(x, members, torch.ones(len(x), 2))
+    buffer.combine(x, members)
     with pytest.raises(ValueError, match="num_experts is 1, allowed: a multiple"):
         buffer.get_dispatch_layout(batch.topk_idx, 1)
     with pytest.raises(ValueError, match=r"topk_idx is \[12\], allowed: \[tokens, topk\]"):

@@ -376,3 +376,10 @@ def test_torch_is_not_needed_to_import_it() -> None:
         "import sys, moexpress, moexpress.errors; assert 'torch' not in sys.modules; print(moexpress.__version__)"
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_what_needs_torch_comes_when_it_is_asked_for() -> None:
+    ended = run(
+        "import sys, moexpress; moexpress.autograd.dispatch; assert moexpress.Communicator and 'torch' in sys.modules"
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -125,7 +125,10 @@ class Throughput:
         if not num_worst_tokens:
             self.communicators.grow(of, arena, received.handle.most_rows())
         self._known.look()
-        routing = Routing(arena, of, received.handle, num_sms // 2, self.communicators.generation, num_worst_tokens)
+        channels, generation = num_sms // 2, self.communicators.generation
+        routing = Routing(
+            arena, of, received.handle, channels, generation, num_worst_tokens, has_choices=topk_idx is not None
+        )
         made = self._handle(routing, received, is_token_in_rank)
         handed, choices = taken(rows, received, arena, defer), received.topk_idx
         if dtype == torch.int32 and choices is not None:
@@ -177,6 +180,10 @@ class Throughput:
         defer: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         made = self._routing(handle, x, topk_weights)
+        if topk_weights is not None and not made.has_choices:
+            raise errors.InvalidArgument(
+                "topk_weights is given, allowed: None along this handle, which has no choices: its dispatch was given no topk_idx"
+            )
         communicator = made.arena.communicator
         combined = communicator.throughput.combine(
             x, made.native, topk_weights=topk_weights, bias=bias, outbox=made.arena.outbox(config), defer=defer
@@ -227,15 +234,15 @@ class Throughput:
             _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, device)
             sizes = made.rows._replace(element="bf16")
             arena = self.communicators.normal(device, sizes, in_rank.sum(0).tolist, made.worst)
-            routing = self._of_others[handle] = self._learnt(arena, in_rank, made.worst)
+            routing = self._of_others[handle] = self._learnt(arena, in_rank, made.worst, made.has_choices)
         return routing
 
-    def _learnt(self, arena: Arena, in_rank: torch.Tensor, worst: int = 0) -> Routing:
+    def _learnt(self, arena: Arena, in_rank: torch.Tensor, worst: int = 0, has_choices: bool = True) -> Routing:
         """The routing of a membership, by a dispatch of nothing. ``worst``: rows to make room for, in calls along it, too."""
         shape = (in_rank.shape[0], arena.rows.hidden)
         nothing = torch.zeros(shape, dtype=torch.bfloat16, device=in_rank.device)
         received = self._members(arena, nothing, None, in_rank, False, worst)
-        return Routing(arena, arena.rows, received.handle, 1, self.communicators.generation, worst)
+        return Routing(arena, arena.rows, received.handle, 1, self.communicators.generation, worst, has_choices)
 
     def _of_now(self, routing: Routing) -> Routing:
         if routing.generation != self.communicators.generation:

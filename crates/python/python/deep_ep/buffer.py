@@ -77,7 +77,7 @@ class Buffer(NotServed):
         by_nvlink = limits.flag("allow_nvlink_for_low_latency_mode", allow_nvlink_for_low_latency_mode)
         timeout = default_timeout()
         meeting = Meeting(group, comm=comm, timeout=timeout)
-        self.group, self.rank, self.group_size = group, meeting.rank, meeting.world
+        self.group, self.rank, self.group_size = comm if group is None else group, meeting.rank, meeting.world
         self.runtime = Runtime(self)
         self._meeting = meeting
         low_ranks_per_node, shrinks = None if by_nvlink else 1, self.enable_shrink
