@@ -10,7 +10,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from deep_ep import _arena
+from deep_ep import _arena, _communicators
 from moexpress import errors
 
 MIB = 1 << 20
@@ -262,19 +262,21 @@ def check_failed_growth(rank: int, world: int, error: type[errors.Error]) -> Non
     """One rank has no memory for a larger arena: all go on with what they have."""
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
     dispatch(buffer, 3, rank, world)
-    communicators = buffer._communicators
-    make = communicators._throughput
+    make = _communicators.Communicator
 
-    def fails(*arguments: Any) -> Any:
-        made = make(*arguments)
+    def fails(*arguments: Any, **settings: Any) -> Any:
+        made = make(*arguments, **settings)
         if rank == 1:
             made.close()
             raise error("no memory")
         return made
 
-    communicators._throughput = fails
-    for _ in range(2):
-        check_rows(dispatch(buffer, 8192 // world, rank, world)[0], 8192 // world, world)
+    _communicators.Communicator = fails  # type: ignore[assignment, misc]
+    try:
+        for _ in range(2):
+            check_rows(dispatch(buffer, 8192 // world, rank, world)[0], 8192 // world, world)
+    finally:
+        _communicators.Communicator = make  # type: ignore[misc]
     assert buffer.stats()["arena_bytes"] < 65 * MIB
     buffer.destroy()
 

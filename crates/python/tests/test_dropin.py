@@ -406,7 +406,7 @@ def check_recovery(rank: int, world: int) -> None:
             buffer.combine(job.received, before)
     low(return_recv_hook=True)
     dist.barrier()
-    with pytest.raises(ValueError, match=f"rank of the mask is {world}, allowed: 0 to {world - 1}"):
+    with pytest.raises(ValueError, match=f"mask is {world}, allowed: 0 to {world - 1}"):
         buffer.recover([world])
     buffer.recover()
     with pytest.raises(ValueError, match="handle"):

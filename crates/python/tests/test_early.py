@@ -33,8 +33,8 @@ def check_refused(rank: int, world: int) -> None:
     one = make("cpu")
     with pytest.raises(moexpress.errors.Unsupported, match="GPUs of one node"):
         one.early(BLOCK)
-    for rows in (0, -1, True, 1.0):
-        with pytest.raises(moexpress.Error, match=r"rows is .*, allowed: 1 to"):
+    for rows in (0, -1, 1.0):
+        with pytest.raises(moexpress.Error, match=r"rows is .*, allowed: (a whole number, )?1 to"):
             one.early(rows)
     x, topk_idx, weights = batch(rank, 0, "cpu")
     got = one.low_latency_dispatch(x, topk_idx, weights)

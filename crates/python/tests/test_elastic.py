@@ -220,6 +220,24 @@ def test_combined_sums_are_those_of_the_oracle(ranks: Any, reduces_twice: bool, 
     ranks.run(check_combine, reduces_twice, large)
 
 
+def check_default_type(rank: int, world: int) -> None:
+    layer, buffer = layer_of(world), make_buffer(allow_multiple_reduction=False)
+    batch = oracle.batches(layer, TOKENS[:world])[rank]
+    expected = (batch.x.float() * (batch.topk_idx >= 0).sum(1, keepdim=True)).bfloat16()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        x, *_, handle, _ = buffer.dispatch(batch.x, batch.topk_idx, num_experts=layer.experts, do_expand=True)
+        assert torch.equal(buffer.combine(x, handle)[0], expected)
+    finally:
+        torch.set_default_dtype(before)
+    buffer.destroy()
+
+
+def test_small_results_by_choice_come_back_whatever_torch_s_default_type_is(two: Any) -> None:
+    two.run(check_default_type)
+
+
 def check_cached(rank: int, world: int, large: bool) -> None:
     layer, buffer = layer_of(world), make_buffer(large)
     first = Expectation(layer, rank, "bf16", 4)

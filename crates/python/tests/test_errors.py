@@ -214,6 +214,13 @@ def check_deep_ep(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match="dtype of"):
         buffer.combine(batch.x.half(), handle, async_finish=True)
     assert buffer.combine(buffer.dispatch(batch.x, handle=handle)[0], handle)[2].event is None
+    # A membership has no choices that weights could be of.
+    x, *_, members, _ = buffer.dispatch(**{**arguments, **none})
+    with pytest.raises(
+        ValueError, match="topk_weights is given, allowed: None along this handle, which has no choices"
+    ):
+        buffer.combine(x, members, torch.ones(len(x), 2))
+    buffer.combine(x, members)
     with pytest.raises(ValueError, match="num_experts is 1, allowed: a multiple"):
         buffer.get_dispatch_layout(batch.topk_idx, 1)
     with pytest.raises(ValueError, match=r"topk_idx is \[12\], allowed: \[tokens, topk\]"):
@@ -258,3 +265,70 @@ def test_timeouts_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEXPRESS_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="MOEXPRESS_TIMEOUT is 'soon', allowed: seconds, more than 0"):
         deep_ep.Buffer(object())
+
+
+def check_every_exception(rank: int, world: int) -> None:
+    """What once raised whatever Python, or torch, does."""
+    options = {"low_latency_mode": True, "enable_shrink": True, "explicitly_destroy": True}
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, **options)
+    huge = deep_ep.Buffer(dist.group.WORLD, 1 << 62, **options)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, 0, num_max_tokens_per_rank=8, explicitly_destroy=True)
+    idx, hint = torch.zeros((3, 2), dtype=torch.int64), deep_ep.Buffer.get_low_latency_rdma_size_hint
+    layout, local = buffer.get_dispatch_layout, buffer.get_local_buffer_tensor
+    per_rank, _, per_expert, in_rank, _ = layout(idx, 8)
+    batch = (torch.zeros(3, 64).bfloat16(), None, per_rank, None, in_rank)
+    rates = elastic.get_theoretical_num_sms
+    for call, given, told in [
+        (hint, (-1, 128, 2, 8), "num_max_dispatch_tokens_per_rank is -1, allowed: 1 to"),
+        (hint, (1 << 40, 128, 2, 8), "num_max_dispatch_tokens_per_rank is 1099511627776, allowed: 1 to"),
+        (hint, (1, 128.0, 2, 8), "hidden is 128.0, allowed: a whole number"),
+        (hint, (1, 128, None, 8), "num_ranks is None, allowed: a whole number"),
+        (hint, (1, 128, 2, 10**6000), "num_experts is a number of 19932 bits, allowed: 1 to"),
+        # Nothing of that size is taken first.
+        (layout, (idx, 1 << 40), "num_experts is 1099511627776, allowed: 1 to 65536"),
+        (layout, (idx, None), "num_experts is None, allowed: a whole number"),
+        (layout, (idx, 8.0), "num_experts is 8.0, allowed: a whole number"),
+        (layout, (idx, "8"), "num_experts is 8, allowed: a whole number"),
+        (buffer.dispatch, (*batch, [1], idx, torch.ones(3, 2)), "num_tokens_per_expert is a list, allowed: a tensor"),
+        (buffer.dispatch, (*batch, per_expert, None, None, 1, torch.zeros(2)), "num_worst_tokens is a Tensor, allowed"),
+        (buffer.low_latency_query_mask_buffer, (None,), "mask_status is a NoneType, allowed: a tensor"),
+        (local, (torch.int8, (-1,)), "size is -1, allowed: 0 to"),
+        (local, (torch.int8, 5), "size is 5, allowed: a list of whole numbers"),
+        (local, (torch.int8, None, 1.5), "offset is 1.5, allowed: a whole number"),
+        (local, (5,), "dtype is 5, allowed: a torch.dtype"),
+        (buffer.recover, (5,), "mask is 5, allowed: a list of whole numbers"),
+        (deep_ep.Config, (3,), "num_sms is 3, allowed: an even number"),
+        (deep_ep.Buffer.get_dispatch_config, (None,), "num_ranks is None, allowed: a whole number"),
+        (rates, (8, 2, None), "num_scaleout_topk is None, allowed: a whole number"),
+        (rates, (8, 2, 0, 0, -1), "nvlink_gbs is -1, allowed: 0 or more"),
+        (rates, (8, 2, 0, 0, 0, []), "sm_read_gbs is a list, allowed: more than 0"),
+    ]:
+        with pytest.raises(errors.InvalidArgument, match=told):
+            call(*given)
+    with pytest.raises(errors.Broken, match="memory of num_nvl_bytes, 4611686018427387904 bytes, is not to be had"):
+        huge.get_local_buffer_tensor(torch.int8)
+    assert rates(8, 2, 0, 0, float("inf")) % 2 == 0
+    for one in (buffer, huge, elastic):
+        one.destroy()
+
+
+def test_every_exception_is_ours(one: Any) -> None:
+    one.run(check_every_exception)
+
+
+def check_other_calls(rank: int, world: int) -> None:
+    meeting = moexpress.Meeting(timeout=5)
+    for told in (b"\xe9\x00", b"no such line"):
+        if rank == 1:
+            meeting.all_gather(told)
+            continue
+        with pytest.raises(
+            errors.MeetingFailed, match="rank 1 makes another call than rank 0, allowed: the same calls"
+        ):
+            meeting.agree({"hidden": 64})
+    meeting.agree({"hidden": 64})
+    meeting.close()
+
+
+def test_a_rank_that_agrees_while_others_make_another_call_is_told(two: Any) -> None:
+    two.run(check_other_calls)

@@ -124,6 +124,43 @@ def test_arenas_that_were_replaced_go_with_a_recovery(two: Any) -> None:
     two.run(check_replaced_before)
 
 
+def check_handles_of_others(rank: int, world: int, worst: bool) -> None:
+    job, first, second = Job(rank, world), make_buffer(), make_buffer()
+    options = {"num_worst_tokens": sum(len(batch.x) for batch in job.all)} if worst else {}
+    x, _, weights, _, handle, _ = job.dispatch(first, **options)
+    low = low_dispatch(first, job)
+    assert torch.equal(first.combine(x, handle)[0], job.sums)
+    # Whatever became of the buffer that it is of, and as the backward pass has it: rows first, then weights.
+    for step in ("both", "after destroy"):
+        if step == "after destroy":
+            first.destroy()
+        before = second.stats()
+        again = second.dispatch(job.own.x, handle)[0]
+        assert len(again) == len(x) and torch.equal(again[: len(job.received)], job.received)
+        sums, back, _ = second.combine(x, handle, weights)
+        assert torch.equal(sums, job.sums)
+        assert torch.equal(back, job.own.topk_weights.masked_fill(job.own.topk_idx < 0, 0))
+        assert not len(job.received) or second.stats() != before
+    assert len(second._communicators.all_normal()) == 1
+    calls = [
+        lambda: second.low_latency_combine(low[0], job.own.topk_idx, job.own.topk_weights, low[2]),
+        lambda: second.get_next_low_latency_combine_buffer(low[2]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="handle is of another buffer, allowed: one of this buffer"):
+            call()
+    second.destroy()
+    calls += [lambda: second.combine(x, handle), lambda: second.dispatch(job.own.x, handle)]
+    for call in calls:
+        with pytest.raises(errors.Closed, match="the buffer was destroyed"):
+            call()
+
+
+@pytest.mark.parametrize("worst", [False, True], ids=["rows that came", "a worst case"])
+def test_handles_of_another_buffer_are_learnt_or_refused(ranks: Any, worst: bool) -> None:
+    ranks.run(check_handles_of_others, worst)
+
+
 def check_sizes(rank: int, world: int) -> None:
     job, buffer = Job(rank, world), make_buffer()
     own, experts = job.own, job.layer.experts

@@ -284,8 +284,9 @@ class Mpi:
 
 
 def check_comm(rank: int, world: int) -> None:
-    buffer = deep_ep.Buffer(None, comm=Mpi(), explicitly_destroy=True)
-    assert (buffer.rank, buffer.group_size) == (rank, world)
+    comm = Mpi()
+    buffer = deep_ep.Buffer(None, comm=comm, explicitly_destroy=True)
+    assert (buffer.rank, buffer.group_size) == (rank, world) and buffer.group is comm
     buffer.destroy()
 
 

@@ -16,6 +16,7 @@ import deep_ep
 import moexpress
 import oracle
 import pytest
+import torch
 import torch.distributed as dist
 from moexpress import Communicator, errors
 
@@ -79,6 +80,121 @@ def check_interrupted_meeting(rank: int, world: int) -> None:
 def test_meetings_answer_ctrl_c(two: Any) -> None:
     two.run(check_interrupted_meeting)
     two.stop()  # The interrupted barrier is still waiting on a thread.
+
+
+def late(kind: str, group: Any) -> Any:
+    """What is made within two seconds."""
+    if kind == "Communicator":
+        return make(group=group, timeout=2.0)[0]
+    if kind == "ElasticBuffer":
+        return deep_ep.ElasticBuffer(group, 0, num_gpu_timeout_secs=2)
+    before = os.environ["MOEXPRESS_TIMEOUT"]
+    os.environ["MOEXPRESS_TIMEOUT"] = "2"
+    try:
+        return moexpress.Meeting(group) if kind == "Meeting" else deep_ep.Buffer(group)
+    finally:
+        os.environ["MOEXPRESS_TIMEOUT"] = before
+
+
+def check_late(rank: int, world: int, kind: str) -> None:
+    group = dist.new_group()
+    if rank == 1:
+        dist.barrier()
+    began = time.monotonic()
+    with pytest.raises(errors.MeetingFailed, match=f"not all {world} ranks of the group told wh.* within 2.0 s"):
+        late(kind, group)
+    assert time.monotonic() - began < 10
+    # What still waits there would take part.
+    with pytest.raises(errors.MeetingFailed, match="an earlier meeting of this group was given up"):
+        late(kind, group)
+    if rank != 1:
+        dist.barrier()
+    other = dist.new_group()
+    late(kind, other)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("kind", ["Meeting", "Communicator", "Buffer", "ElasticBuffer"])
+def test_a_rank_that_does_not_come_to_a_meeting_fails_it_in_time(ranks: Any, kind: str) -> None:
+    ranks.run(check_late, kind)
+    ranks.stop()  # Gathers of the groups are still waiting on threads.
+
+
+def check_interrupted_gather(rank: int, world: int) -> None:
+    group = dist.new_group()
+    if rank == 0:
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            moexpress.Meeting(group, timeout=30.0)
+        assert time.monotonic() - began < 10
+    dist.barrier()
+
+
+def test_making_a_meeting_answers_ctrl_c(two: Any) -> None:
+    two.run(check_interrupted_gather)
+    two.stop()
+
+
+def check_broken_gather(rank: int, world: int) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    def tells_other(everybody: list[Any], told: Any, group: Any) -> None:
+        everybody[:] = ["something else"]
+
+    gather = dist.all_gather_object
+    try:
+        for group, other, why in [
+            (dist.new_group(), breaks, "not tell each other where they are: .* Connection closed by peer"),
+            (dist.new_group(), tells_other, "rank 0 did not tell where they are, but made another call of the group"),
+        ]:
+            dist.all_gather_object = other
+            with pytest.raises(errors.MeetingFailed, match=why):
+                moexpress.Meeting(group)
+    finally:
+        dist.all_gather_object = gather
+
+
+def test_what_a_group_s_gather_raises_is_a_failed_meeting(one: Any) -> None:
+    one.run(check_broken_gather)
+
+
+class OneDevice:
+    """As much of torch_npu as knows which device is current in which thread."""
+
+    def __init__(self) -> None:
+        self.current = {threading.get_ident(): 3}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return self.current[threading.get_ident()]
+
+    def set_device(self, number: int) -> None:
+        self.current[threading.get_ident()] = number
+
+
+def check_device(rank: int, world: int) -> None:
+    torch.npu, gather, seen = OneDevice(), dist.all_gather_object, list[int]()
+
+    def looks(*arguments: Any, **named: Any) -> None:
+        seen.append(torch.npu.current_device())
+        gather(*arguments, **named)
+
+    dist.all_gather_object = looks
+    try:
+        moexpress.Meeting().close()
+    finally:
+        dist.all_gather_object = gather
+        del torch.npu
+    assert seen and set(seen) == {3}
+
+
+def test_a_group_gathers_on_the_device_that_is_current(one: Any) -> None:
+    one.run(check_device)
 
 
 def check_threads(rank: int, world: int) -> None:
@@ -258,5 +374,12 @@ def test_ranks_end_well_without_destroy(tmp_path: Path) -> None:
 def test_torch_is_not_needed_to_import_it() -> None:
     ended = run(
         "import sys, moexpress, moexpress.errors; assert 'torch' not in sys.modules; print(moexpress.__version__)"
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_what_needs_torch_comes_when_it_is_asked_for() -> None:
+    ended = run(
+        "import sys, moexpress; moexpress.autograd.dispatch; assert moexpress.Communicator and 'torch' in sys.modules"
     )
     assert ended.returncode == 0, ended.stderr

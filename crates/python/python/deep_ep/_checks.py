@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import torch
 from moexpress import errors
-from moexpress.adapter import check
+from moexpress.adapter import check, limits
 
 from .config import Config
 from .utils import EventHandle, EventOverlap
@@ -53,9 +54,9 @@ def membership(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, memb
         )
 
 
-def rank(name: str, rank: object, ranks: int) -> None:
-    if not isinstance(rank, int) or not 0 <= rank < ranks:
-        raise errors.InvalidArgument(f"{name} is {rank}, allowed: 0 to {ranks - 1}")
+def mask(given: Collection[int], ranks: int) -> list[int]:
+    """The ranks of a mask."""
+    return limits.numbers("mask", given, ranks, 0, ranks - 1)
 
 
 def config(config: object) -> None:
@@ -63,15 +64,23 @@ def config(config: object) -> None:
         raise errors.InvalidArgument(f"config is a {type(config).__name__}, allowed: a deep_ep.Config, or None")
 
 
-def asynchrony(previous_event: object, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+def asynchrony(previous_event: object, async_finish: Any, allocate_on_comm_stream: Any) -> bool:
+    """Whether a call is asynchronous. Refuses what does not go together."""
+    is_async = limits.flag("async_finish", async_finish)
+    allocates = limits.flag("allocate_on_comm_stream", allocate_on_comm_stream)
     if previous_event is not None and not isinstance(previous_event, EventOverlap | EventHandle):
         raise errors.InvalidArgument(f"previous_event is a {type(previous_event).__name__}, allowed: an EventOverlap")
-    if allocate_on_comm_stream and (previous_event is None or not async_finish):
+    if allocates and (previous_event is None or not is_async):
         raise errors.InvalidArgument(
             "allocate_on_comm_stream is True, allowed: with previous_event and async_finish only"
         )
+    return is_async
 
 
-def hook(async_finish: bool, return_recv_hook: bool) -> None:
+def hook(async_finish: Any, return_recv_hook: Any) -> tuple[bool, bool]:
+    """Both, as Python has them. Refuses them together."""
+    async_finish = limits.flag("async_finish", async_finish)
+    return_recv_hook = limits.flag("return_recv_hook", return_recv_hook)
     if async_finish and return_recv_hook:
         raise errors.InvalidArgument("async_finish and return_recv_hook are both True, allowed: one of them")
+    return async_finish, return_recv_hook

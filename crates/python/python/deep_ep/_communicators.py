@@ -16,13 +16,10 @@ from moexpress.adapter import Element
 from . import _arena
 from ._arena import LOG, Arena, Room, Sizes
 from ._former import Former
-from ._telling import told_by_all
+from ._telling import Failure, failure_of_any, told_by_all
 
 WORST_TOKENS = 1 << 20
 """Bound on ``num_worst_tokens``, a rank. It takes no memory."""
-
-MOST_TALKS = 8
-"""Rounds until all ranks know that one has no memory for an arena: more than it takes to make one."""
 
 OUTBOX_CHANNELS = 64
 """Bound on outboxes a rank: each has a block of a multiprocessor."""
@@ -141,44 +138,15 @@ class Communicators:
         if larger.bytes <= room.bytes and not _arena.has_outboxes(device, larger, self.meeting.nodes):
             arena.room = Room(larger.rows, room.bytes, larger.is_all)
             return arena
+        # Where one has no memory for it, found early or late, all go on with what they have.
         try:
             made = self._throughput(device, rows, larger)
-        except (
-            errors.Unsupported,
-            errors.Broken,
-            errors.InvalidArgument,
-        ):  # more memory than there is, found early or late
-            made = None
-        try:
-            is_everywhere = self._is_everywhere(made is not None)
-        except BaseException:
-            # Nobody knows who else has it: it is not to be freed alone.
-            self._apart += [] if made is None else [made]
-            raise
-        # Where one has no memory for it, all go on with what they have.
-        if is_everywhere:
-            assert made is not None
-            self._former.add(self._numbers[arena.communicator], arena)
-            arena = self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
-        else:
-            if made is not None:
-                made.close()
-            elif device.type == "cuda":
-                # Who frees memory that others may still read waits for all.
-                self.meeting.barrier()
+        except (errors.Unsupported, errors.Broken, errors.InvalidArgument):
             arena.room = Room(larger.rows, room.bytes, True)
+            return arena
+        self._former.add(self._numbers[arena.communicator], arena)
+        arena = self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
         return arena
-
-    def _is_everywhere(self, made: bool) -> bool:
-        """Whether all ranks have made one. Who has failed early meets the others in the midst of making theirs: they fail by what it tells, and
-        come here, too."""
-        for _ in range(MOST_TALKS):
-            try:
-                return all(other == "1" for other in told_by_all(self.meeting, "grown", "1" if made else "0"))
-            except errors.MeetingFailed:
-                if made:
-                    raise
-        raise errors.MeetingFailed(f"the ranks did not agree on an arena in {MOST_TALKS} rounds, allowed: fewer")
 
     def low(self, device: torch.device, rows: Sizes, max_tokens: int, per_choice: bool = True) -> Communicator:
         """For low latency. ``per_choice``: all calls for such sizes say the same."""
@@ -392,18 +360,37 @@ class Communicators:
         # One more than any rank knows: whoever fails from here on, others have it by no number that is another's.
         self._made = 1 + max(int(count) for count in told_by_all(self.meeting, "make", str(self._made)))
         number = self._made
-        made = Communicator(
-            self.meeting,
-            experts=rows.experts,
-            topk=rows.topk,
-            hidden=rows.hidden,
-            max_tokens=max_tokens,
-            element=rows.element,
-            device=_arena.named(device),
-            timeout=self.timeout,
-            multiprocessors=self.multiprocessors if device.type == "cuda" else None,
-            **settings,
-        )
+        made: Communicator | None = None
+        mine: Failure | None = None
+        try:
+            made = Communicator(
+                self.meeting,
+                experts=rows.experts,
+                topk=rows.topk,
+                hidden=rows.hidden,
+                max_tokens=max_tokens,
+                element=rows.element,
+                device=_arena.named(device),
+                timeout=self.timeout,
+                multiprocessors=self.multiprocessors if device.type == "cuda" else None,
+                **settings,
+            )
+            self._numbers[made] = number
+        except (errors.Unsupported, errors.Broken, errors.InvalidArgument) as error:
+            mine = error
+        try:
+            failed = failure_of_any(self.meeting, mine)
+        except BaseException:
+            # Nobody knows who else has it: it is not to be freed alone.
+            self._apart += [] if made is None else [made]
+            raise
+        if failed is not None:
+            if made is not None:
+                made.close()
+            elif device.type == "cuda":
+                # Who frees memory that others may still read waits for all.
+                self.meeting.barrier()
+            raise failed
+        assert made is not None
         self.device = device
-        self._numbers[made] = number
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from moexpress import errors
+from moexpress.adapter import limits
 
 SIZE_ALIGN = 1 << 21
 """Sizes of buffers are multiples of this."""
@@ -16,6 +17,8 @@ LINK_GBS = 405
 """GB/s of a GPU's links where nothing tells: nine tenths of 18 links of 25 GB/s."""
 LEAST_SMS, LEAST_ALONE = 4, 64
 """Least multiprocessors of a call; and of one beside which nothing computes."""
+MOST_SMS = 1 << 16
+"""More than any device has."""
 SPARE = 1.25
 """A share more multiprocessors than the model says."""
 HYBRID_QPS, DIRECT_QPS = 129, 17
@@ -53,14 +56,13 @@ def multiprocessors(
         raise errors.InvalidArgument(f"num_experts is {experts}, allowed: a multiple of the {ranks} ranks")
     if not 1 <= topk <= experts:
         raise errors.InvalidArgument(f"num_topk is {topk}, allowed: 1 to {experts}, the experts")
-    for name, rate in {"sm_read_gbs": read_gbs, "sm_write_gbs": write_gbs}.items():
-        if not rate > 0:
-            raise errors.InvalidArgument(f"{name} is {rate}, allowed: more than 0")
+    read_gbs, write_gbs = limits.real("sm_read_gbs", read_gbs), limits.real("sm_write_gbs", write_gbs)
     to = ranks * (1 - math.comb(experts - experts // ranks, topk) / math.comb(experts, topk))
     over_links = to * (1 - 1 / ranks)
     busy = link_gbs / over_links * max(1 / read_gbs, to / write_gbs) if over_links else 0
     least = LEAST_SMS if prefers_overlap else LEAST_ALONE
-    wanted = 2 * math.ceil(max(least, busy * SPARE) / 2)
+    # Rates may be anything, so what comes of them may be no number.
+    wanted = 2 * math.ceil(max(least, busy * SPARE) / 2) if busy < MOST_SMS else MOST_SMS
     return wanted if device is None else min(wanted, device)
 
 

@@ -98,14 +98,23 @@ class _Lazy(Sequence[Any]):
 class Routing:
     """What a throughput dispatch leaves behind, without any of its tensors."""
 
-    __slots__ = ("arena", "channels", "generation", "native", "others", "rows", "worst")
+    __slots__ = ("arena", "channels", "generation", "has_choices", "native", "others", "rows", "worst")
 
     def __init__(
-        self, arena: Arena, rows: Sizes, native: adapter.Handle, channels: int, generation: int, worst: int = 0
+        self,
+        arena: Arena,
+        rows: Sizes,
+        native: adapter.Handle,
+        channels: int,
+        generation: int,
+        worst: int = 0,
+        has_choices: bool = True,
     ) -> None:
         self.arena, self.rows, self.native, self.channels, self.generation = arena, rows, native, channels, generation
         self.worst = worst
         """Rows that there was room for, whatever came; 0 where there was room for those that came."""
+        self.has_choices = has_choices
+        """Whether the dispatch may have had choices, so that weights can be asked back."""
         # The same routing in communicators of other element types, made when a cached dispatch asks for one.
         self.others: dict[str, tuple[Arena, adapter.Handle]] = {}
 

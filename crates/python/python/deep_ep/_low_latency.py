@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress.adapter import Element, Ready, limits, plain
+from moexpress.adapter import Element, Ready, limits, low_latency_bytes, plain
 
 from . import _arena, _checks, _handles
 from ._arena import Sizes
@@ -18,6 +18,9 @@ from ._under_way import UnderWay
 from .utils import EventHandle, EventOverlap
 
 Hook = Callable[[], None]
+
+MOST_SIZE = (1 << 31) - 1
+"""The largest size of a communicator."""
 
 
 def ready_of(
@@ -31,6 +34,7 @@ def ready_of(
     src_signal_expect_value: int,
 ) -> Ready | None:
     """When results are ready, in the two forms that SGLang says it in; None where all are."""
+    overlap = limits.flag("overlap", overlap)
     if src_signals is not None:
         if comp_signal is not None:
             raise errors.InvalidArgument("comp_signal and src_signals are given, allowed: one of them")
@@ -51,8 +55,17 @@ def ready_of(
     return Ready(threshold, comp_signal, block_m, num_sms)
 
 
+def low_latency_hint(tokens: Any, hidden: Any, ranks: Any, experts: Any) -> int:
+    """Bytes that low latency takes on each rank for top-8, or as many experts as there are."""
+    given = {"num_experts": experts, "hidden": hidden, "num_max_dispatch_tokens_per_rank": tokens, "num_ranks": ranks}
+    experts, *sizes = (limits.number(name, value, 1, MOST_SIZE) for name, value in given.items())
+    return low_latency_bytes(experts, min(8, experts), *sizes)
+
+
 def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
     """How rows travel."""
+    use_fp8, round_scale = limits.flag("use_fp8", use_fp8), limits.flag("round_scale", round_scale)
+    use_ue8m0 = limits.flag("use_ue8m0", use_ue8m0)
     if not use_fp8:
         if round_scale or use_ue8m0:
             raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")
@@ -147,7 +160,7 @@ class LowLatency:
         return_recv_hook: bool,
         ready: Ready | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-        made = _handles.low_latency(handle, self._known)
+        made = self._routing(handle)
         under_way, native, topk_idx = made.under_way, made.native, _checks.topk_idx(topk_idx)
         communicator = under_way.communicator
         device, choices = communicator.device, (native.tokens, communicator.topk)
@@ -169,7 +182,7 @@ class LowLatency:
 
     def combine_buffer(self, handle: object) -> torch.Tensor:
         """Where experts' results may be written."""
-        return _handles.low_latency(handle, self._known).under_way.zero_copy_buffer()
+        return self._routing(handle).under_way.zero_copy_buffer()
 
     def rejoin(self) -> None:
         """Brings all ranks together again. What was under way is gone."""
@@ -195,6 +208,14 @@ class LowLatency:
     def close(self) -> None:
         """Forgets communicators, which are about to be closed."""
         self._of.clear()
+
+    def _routing(self, handle: object) -> LowRouting:
+        """What a handle stands for. Refuses one of another buffer."""
+        self.communicators.check_open()
+        made = _handles.low_latency(handle, self._known)
+        if made.under_way.communicator.meeting is not self.communicators.meeting:
+            raise errors.InvalidArgument("handle is of another buffer, allowed: one of this buffer")
+        return made
 
     def _under_way(self, communicator: Communicator) -> UnderWay:
         under_way = self._of.get(communicator)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 from moexpress import adapter, errors
-from moexpress.adapter import current_stream, load_kernels, plain
+from moexpress.adapter import current_stream, limits, load_kernels, plain
 
 from . import _checks
+
+MOST_EXPERTS = 1 << 16
+"""Bound on experts."""
 
 Membership = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """int32 ``[ranks]``: tokens for each rank, counted once a rank. int32 ``[experts]``: choices of each expert. bool ``[tokens, ranks]``:
@@ -27,7 +30,8 @@ class Members:
         """That of int64 ``[tokens, topk]``, -1 for a dropped choice."""
         topk_idx = _checks.topk_idx(topk_idx)
         ranks = self.ranks
-        if experts < 1 or experts % ranks:
+        experts = limits.number("num_experts", experts, 1, MOST_EXPERTS)
+        if experts % ranks:
             raise errors.InvalidArgument(f"num_experts is {experts}, allowed: a multiple of the {ranks} ranks")
         device, (tokens, topk) = topk_idx.device, topk_idx.shape
         if device.type == "npu":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING
 
 import torch
 from moexpress import errors
+from moexpress.adapter import limits
 
 if TYPE_CHECKING:
     from .buffer import Buffer
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = (1 << 63) - 1
 """The largest size hint: DeepEP's are int64."""
+MOST_DIMENSIONS = 64
+"""Dimensions of a tensor that torch has."""
 
 
 class Runtime:
@@ -45,7 +49,8 @@ class Runtime:
 
     def get_root_rdma_rank(self, get_global: bool) -> int:
         """The first node; ``get_global``: the rank there on this one's rail."""
-        return self._buffer.rank % self._buffer._meeting.ranks_per_node if get_global else 0
+        on_rail = self._buffer.rank % self._buffer._meeting.ranks_per_node
+        return on_rail if limits.flag("get_global", get_global) else 0
 
     def get_local_device_id(self) -> int:
         """The GPU of this process; 0 on CPUs."""
@@ -93,25 +98,33 @@ class LocalMemory:
         self, device: torch.device | None, dtype: torch.dtype, size: torch.Size | None, offset: int, rdma: bool
     ) -> torch.Tensor:
         """A view. ``device``: that of the buffer's calls, if there were some; else the current one."""
-        name, bytes_of = ("num_rdma_bytes" if rdma else "num_nvl_bytes"), self._sizes[bool(rdma)]
-        width = torch.empty((), dtype=dtype, device="meta").element_size()
-        if not 0 <= offset <= bytes_of or offset % width:
-            raise errors.InvalidArgument(f"offset is {offset}, allowed: multiples of {width}, 0 to {name}, {bytes_of}")
-        memory = self._taken.get(bool(rdma))
+        rdma = limits.flag("use_rdma_buffer", rdma)
+        name, bytes_of = ("num_rdma_bytes" if rdma else "num_nvl_bytes"), self._sizes[rdma]
+        if not isinstance(dtype, torch.dtype):
+            raise limits.invalid("dtype", limits.told(dtype), "a torch.dtype")
+        width, offset = dtype.itemsize, limits.number("offset", offset, 0, MOST_BYTES)
+        if offset > bytes_of or offset % width:
+            raise limits.invalid("offset", offset, f"multiples of {width}, 0 to {name}, {bytes_of}")
+        most = (bytes_of - offset) // width
+        wanted = [most] if size is None else limits.numbers("size", size, MOST_DIMENSIONS, 0, MOST_BYTES)
+        count = math.prod(wanted)
+        if count > most:
+            raise limits.invalid("size", wanted, f"at most {most} elements, as {name} is {bytes_of}")
+        return self._all_of(name, rdma, device)[offset : offset + count * width].view(dtype).view(wanted)
+
+    def _all_of(self, name: str, rdma: bool, device: torch.device | None) -> torch.Tensor:
+        memory = self._taken.get(rdma)
         if memory is None:
             if device is None:
                 device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-            memory = torch.empty(bytes_of, dtype=torch.uint8, device=device or "cpu")
-            self._taken[bool(rdma)] = memory
-        all_of_it = memory[offset : offset + (bytes_of - offset) // width * width].view(dtype)
-        if size is None:
-            return all_of_it
-        wanted = torch.Size(size)
-        if wanted.numel() > all_of_it.numel():
-            raise errors.InvalidArgument(
-                f"size is {list(wanted)}, allowed: at most {all_of_it.numel()} elements, as {name} is {bytes_of}"
-            )
-        return all_of_it[: wanted.numel()].view(wanted)
+            try:
+                memory = torch.empty(self._sizes[rdma], dtype=torch.uint8, device=device or "cpu")
+            except (RuntimeError, MemoryError) as error:
+                raise errors.Broken(
+                    f"memory of {name}, {self._sizes[rdma]} bytes, is not to be had: {error}"
+                ) from error
+            self._taken[rdma] = memory
+        return memory
 
     def free(self) -> None:
         """Forgets it: what the caller still holds lives on."""

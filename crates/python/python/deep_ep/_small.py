@@ -214,7 +214,8 @@ class Small:
         for. ``alignment``: 0 for rows that are not expanded."""
         if self._generation != self.communicators.generation:
             # What failed may have been agreed on some ranks alone.
-            self._bounds, self._made, self._generation = set(), set(), self.communicators.generation
+            self._bounds, self._made, self._too_large = set(), set(), set()
+            self._generation = self.communicators.generation
         if (most_tokens, alignment) not in self._bounds:
             self.communicators.check(device)
             self.communicators.meeting.agree(
@@ -236,7 +237,8 @@ class Small:
             return False
         communicators.refuse_first(device)
         if self.by_choice and (sizes.topk, device) not in self._ones:
-            self._ones[sizes.topk, device] = torch.ones((self.most_tokens, sizes.topk), device=device)
+            shape = (self.most_tokens, sizes.topk)
+            self._ones[sizes.topk, device] = torch.ones(shape, dtype=torch.float32, device=device)
             if device.type == "cuda":
                 # Any stream may read them later.
                 torch.cuda.current_stream(device).synchronize()
@@ -245,7 +247,7 @@ class Small:
         try:
             self.communicator(sizes, device)
         except errors.InvalidArgument as error:
-            # Sizes that low latency does not have, which all ranks find alike.
+            # Sizes that low latency does not have, or for which some rank has no memory: all ranks are told alike.
             LOG.info("small batches go by throughput mode: %s", error)
             self._too_large.add(sizes)
             return False

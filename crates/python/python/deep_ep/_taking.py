@@ -40,9 +40,12 @@ def event(communicator: Communicator, defer: bool) -> EventOverlap:
     return EventOverlap(EventHandle(communicator.order.event()) if defer else None)
 
 
-def wait_for(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    """Makes the current stream wait for what a call is to come behind."""
-    _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+def ordered(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> bool:
+    """Makes the current stream wait for what a call is to come behind. Whether the call is asynchronous."""
+    if previous_event is None and async_finish is False and allocate_on_comm_stream is False:
+        return False
+    defer = _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
     # What a call that was not asynchronous returned is an event without content: there is nothing to wait for.
     if isinstance(previous_event, EventHandle) or (previous_event is not None and previous_event.event is not None):
         previous_event.current_stream_wait()
+    return defer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -40,6 +41,7 @@ class Throughput:
     def __init__(self, communicators: Communicators, members: Members) -> None:
         self.communicators, self.members = communicators, members
         self._known: Known[Routing] = Known()
+        self._of_others: weakref.WeakKeyDictionary[DispatchHandle, Routing] = weakref.WeakKeyDictionary()
         self._parts = Parts.ONE_NODE if members.nodes == 1 else Parts.SEVERAL_NODES
 
     @plain
@@ -67,10 +69,12 @@ class Throughput:
             )
         if (topk_idx is None) != (topk_weights is None):
             raise errors.InvalidArgument("one of topk_idx and topk_weights is None, allowed: both or neither")
-        if num_worst_tokens and topk_idx is None:
-            raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
         (tokens, hidden), device, ranks = rows.x.shape, rows.x.device, self.members.ranks
         num_worst_tokens = limits.number("num_worst_tokens", num_worst_tokens, 0, ranks * WORST_TOKENS)
+        if num_worst_tokens and topk_idx is None:
+            raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
+        if not isinstance(num_tokens_per_expert, torch.Tensor):
+            raise limits.invalid("num_tokens_per_expert", _checks.told(num_tokens_per_expert), "a tensor")
         experts = num_tokens_per_expert.numel()
         _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
         if num_tokens_per_rdma_rank is not None and self.members.nodes > 1:
@@ -121,7 +125,10 @@ class Throughput:
         if not num_worst_tokens:
             self.communicators.grow(of, arena, received.handle.most_rows())
         self._known.look()
-        routing = Routing(arena, of, received.handle, num_sms // 2, self.communicators.generation, num_worst_tokens)
+        channels, generation = num_sms // 2, self.communicators.generation
+        routing = Routing(
+            arena, of, received.handle, channels, generation, num_worst_tokens, has_choices=topk_idx is not None
+        )
         made = self._handle(routing, received, is_token_in_rank)
         handed, choices = taken(rows, received, arena, defer), received.topk_idx
         if dtype == torch.int32 and choices is not None:
@@ -173,6 +180,10 @@ class Throughput:
         defer: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         made = self._routing(handle, x, topk_weights)
+        if topk_weights is not None and not made.has_choices:
+            raise errors.InvalidArgument(
+                "topk_weights is given, allowed: None along this handle, which has no choices: its dispatch was given no topk_idx"
+            )
         communicator = made.arena.communicator
         combined = communicator.throughput.combine(
             x, made.native, topk_weights=topk_weights, bias=bias, outbox=made.arena.outbox(config), defer=defer
@@ -192,8 +203,9 @@ class Throughput:
         """What a handle stands for. One that was put together again is found by the memory of its tensors, or learnt
         by a dispatch of the membership that it holds, if they are copies: all ranks come here with handles of the same
         dispatch, and rows ``x``."""
+        self.communicators.check_open()
         if isinstance(handle, DispatchHandle):
-            return self._of_now(handle.routing)
+            return self._of_now(self._own(handle))
         source, in_rank = self._parts.of(handle, self.members.ranks)
         routing = self._known.find(source)
         if routing is None:
@@ -203,11 +215,34 @@ class Throughput:
             hidden, in_rank = first.shape[1], in_rank.contiguous()
             topk = topk_weights.shape[1] if isinstance(topk_weights, torch.Tensor) and topk_weights.dim() == 2 else None
             arena = self.communicators.like(in_rank.device, hidden, "bf16", topk, in_rank.sum(0).tolist)
-            nothing = torch.zeros((in_rank.shape[0], hidden), dtype=torch.bfloat16, device=in_rank.device)
-            received = self._members(arena, nothing, None, in_rank, False)
-            routing = Routing(arena, arena.rows, received.handle, 1, self.communicators.generation)
+            routing = self._learnt(arena, in_rank)
             self._known.remember(source, routing)
         return self._of_now(routing)
+
+    def _own(self, handle: DispatchHandle) -> Routing:
+        """The routing of a handle in communicators of this buffer. Of a handle of another one it is learnt, once, as of copies: callers make a larger
+        buffer between the ways there and back."""
+        made = handle.routing
+        if made.arena.communicator.meeting is self.communicators.meeting:
+            return made
+        routing = self._of_others.get(handle)
+        if routing is None:
+            parts = Parts.ONE_NODE if isinstance(handle, Handle) else Parts.SEVERAL_NODES
+            in_rank, device = handle[parts.in_rank], made.arena.communicator.device
+            shape = (made.native.tokens, self.members.ranks)
+            # The tensor is the caller's, who may have resized it since.
+            _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, device)
+            sizes = made.rows._replace(element="bf16")
+            arena = self.communicators.normal(device, sizes, in_rank.sum(0).tolist, made.worst)
+            routing = self._of_others[handle] = self._learnt(arena, in_rank, made.worst, made.has_choices)
+        return routing
+
+    def _learnt(self, arena: Arena, in_rank: torch.Tensor, worst: int = 0, has_choices: bool = True) -> Routing:
+        """The routing of a membership, by a dispatch of nothing. ``worst``: rows to make room for, in calls along it, too."""
+        shape = (in_rank.shape[0], arena.rows.hidden)
+        nothing = torch.zeros(shape, dtype=torch.bfloat16, device=in_rank.device)
+        received = self._members(arena, nothing, None, in_rank, False, worst)
+        return Routing(arena, arena.rows, received.handle, 1, self.communicators.generation, worst, has_choices)
 
     def _of_now(self, routing: Routing) -> Routing:
         if routing.generation != self.communicators.generation:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from moexpress import Meeting, errors
-from moexpress.adapter import default_timeout, limits, low_latency_bytes
+from moexpress.adapter import default_timeout, limits
 
 from . import _checks, config
 from ._communicators import Communicators
-from ._low_latency import LowLatency, element_of, ready_of
+from ._low_latency import LowLatency, element_of, low_latency_hint, ready_of
 from ._members import Members
 from ._npus import NotServed, none
 from ._runtime import MOST_BYTES, LocalMemory, Runtime
-from ._taking import Rows_t, wait_for
+from ._taking import Rows_t, ordered
 from ._throughput import Dispatched, Throughput
 from .config import Config
 from .utils import EventHandle, EventOverlap
@@ -71,19 +71,20 @@ class Buffer(NotServed):
         none("meta_addr", meta_addr or None, "0: there is no zbccl here")
         self.num_nvl_bytes = limits.number("num_nvl_bytes", num_nvl_bytes, 0, MOST_BYTES)
         self.num_rdma_bytes = limits.number("num_rdma_bytes", num_rdma_bytes, 0, MOST_BYTES)
+        self.low_latency_mode = limits.flag("low_latency_mode", low_latency_mode)
+        self.explicitly_destroy = limits.flag("explicitly_destroy", explicitly_destroy)
+        self.enable_shrink = limits.flag("enable_shrink", enable_shrink)
+        by_nvlink = limits.flag("allow_nvlink_for_low_latency_mode", allow_nvlink_for_low_latency_mode)
         timeout = default_timeout()
         meeting = Meeting(group, comm=comm, timeout=timeout)
-        self.group, self.rank, self.group_size = group, meeting.rank, meeting.world
-        self.low_latency_mode = low_latency_mode
-        self.explicitly_destroy = explicitly_destroy
-        self.enable_shrink = enable_shrink
+        self.group, self.rank, self.group_size = comm if group is None else group, meeting.rank, meeting.world
         self.runtime = Runtime(self)
         self._meeting = meeting
-        low_ranks_per_node = None if allow_nvlink_for_low_latency_mode else 1
-        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node, enable_shrink)
+        low_ranks_per_node, shrinks = None if by_nvlink else 1, self.enable_shrink
+        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node, shrinks)
         self._members = Members(self.group_size, meeting.ranks_per_node)
         self._throughput = Throughput(self._communicators, self._members)
-        self._low_latency = LowLatency(self._communicators, self.group_size, enable_shrink)
+        self._low_latency = LowLatency(self._communicators, self.group_size, shrinks)
         self._local = LocalMemory(self.num_nvl_bytes, self.num_rdma_bytes)
 
     # Of all buffers.
@@ -96,9 +97,7 @@ class Buffer(NotServed):
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Multiprocessors that kernels of throughput mode occupy, an even number: of buffers whose first dispatch is still to come."""
-        if not isinstance(new_num_sms, int) or new_num_sms < 2 or new_num_sms % 2:
-            raise errors.InvalidArgument(f"num_sms is {new_num_sms}, allowed: an even number, 2 or more")
-        Buffer.num_sms = new_num_sms
+        Buffer.num_sms = config.multiprocessors(new_num_sms)
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -120,8 +119,7 @@ class Buffer(NotServed):
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
         """Bytes that low latency takes on each rank for top-8 (or as many experts as there are)."""
-        topk = min(8, num_experts)
-        return low_latency_bytes(num_experts, topk, hidden, num_max_dispatch_tokens_per_rank, num_ranks)
+        return low_latency_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     # Of one.
 
@@ -143,8 +141,7 @@ class Buffer(NotServed):
         Raises:
             moexpress.errors.Excluded: the others gave up on this rank.
         """
-        for rank in mask:
-            _checks.rank("rank of the mask", rank, self.group_size)
+        mask = _checks.mask(mask, self.group_size)
         self._low_latency.clear()
         self._communicators.recover(mask)
 
@@ -198,11 +195,10 @@ class Buffer(NotServed):
             int32 ``[ranks]`` tokens for each rank; int32 ``[nodes]`` tokens for each node, or None on one; int32 ``[experts]`` tokens for
             each expert; bool ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
-        if previous_event is not None or allocate_on_comm_stream:
-            wait_for(previous_event, async_finish, allocate_on_comm_stream)
+        defer = ordered(previous_event, async_finish, allocate_on_comm_stream)
         per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
         per_node = self._members.of_nodes(in_rank)
-        return per_rank, per_node, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
+        return per_rank, per_node, per_expert, in_rank, EventOverlap(EventHandle() if defer else None)
 
     def dispatch(
         self,
@@ -242,12 +238,11 @@ class Buffer(NotServed):
         if config is not None:
             _checks.config(config)
         none("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "low_latency_dispatch's, on CPUs and GPUs")
-        if previous_event is not None or allocate_on_comm_stream:
-            wait_for(previous_event, async_finish, allocate_on_comm_stream)
+        defer = ordered(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise errors.InvalidArgument("topk_idx is given with a handle, allowed: None in a cached dispatch")
-            return self._throughput.redispatch(x, handle, config, async_finish)
+            return self._throughput.redispatch(x, handle, config, defer)
         self._communicators.multiprocessors = Buffer.num_sms
         return self._throughput.dispatch(
             x,
@@ -261,7 +256,7 @@ class Buffer(NotServed):
             num_worst_tokens,
             Buffer.num_sms if config is None else config.num_sms,
             config,
-            async_finish,
+            defer,
         )
 
     def combine(
@@ -293,9 +288,8 @@ class Buffer(NotServed):
         if config is not None:
             _checks.config(config)
         none("combine_send_cost_stats", combine_send_cost_stats, "low_latency_combine's, on CPUs and GPUs")
-        if previous_event is not None or allocate_on_comm_stream:
-            wait_for(previous_event, async_finish, allocate_on_comm_stream)
-        return self._throughput.combine(x, handle, topk_weights, bias, config, async_finish)
+        defer = ordered(previous_event, async_finish, allocate_on_comm_stream)
+        return self._throughput.combine(x, handle, topk_weights, bias, config, defer)
 
     def internode_dispatch(
         self,
@@ -391,7 +385,7 @@ class Buffer(NotServed):
             event; the hook, or None.
         """
         self._check_low_latency_mode()
-        _checks.hook(async_finish, return_recv_hook)
+        async_finish, return_recv_hook = _checks.hook(async_finish, return_recv_hook)
         return self._low_latency.dispatch(
             x,
             topk_idx,
@@ -448,13 +442,13 @@ class Buffer(NotServed):
             bf16 ``[tokens, hidden]``; an event; the hook, or None.
         """
         self._check_low_latency_mode()
-        _checks.hook(async_finish, return_recv_hook)
+        async_finish, return_recv_hook = _checks.hook(async_finish, return_recv_hook)
         return self._low_latency.combine(
             x,
             topk_idx,
             topk_weights,
             handle,
-            zero_copy,
+            limits.flag("zero_copy", zero_copy),
             out,
             combine_wait_recv_cost_stats,
             async_finish,
@@ -483,19 +477,18 @@ class Buffer(NotServed):
         and handles of before are refused.
         """
         self._check_shrink()
-        if mask and rank_to_mask == self.rank:
-            raise errors.InvalidArgument(
-                f"rank_to_mask is {rank_to_mask}, allowed: another rank, 0 to {self.group_size - 1}"
-            )
-        _checks.rank("rank_to_mask", rank_to_mask, self.group_size)
-        if mask:
-            self._communicators.mask(rank_to_mask)
+        rank = limits.number("rank_to_mask", rank_to_mask, 0, self.group_size - 1)
+        if not limits.flag("mask", mask):
+            self._low_latency.unmask(rank)
+        elif rank != self.rank:
+            self._communicators.mask(rank)
         else:
-            self._low_latency.unmask(rank_to_mask)
+            raise limits.invalid("rank_to_mask", rank, f"another rank, 0 to {self.group_size - 1}")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
         self._check_shrink()
+        _checks.whole("mask_status", mask_status)
         _checks.tensor("mask_status", mask_status, torch.int32, (self.group_size,), mask_status.device)
         masked = self._communicators.masked()
         told = [int(rank in masked) for rank in range(self.group_size)]

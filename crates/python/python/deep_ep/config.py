@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from moexpress.adapter import limits
+
 # Chunks that DeepEP's documentation recommends: NVLink send and receive, RDMA send and receive, by ranks.
 _DISPATCH = {
     2: (24, 256, 6, 128),
@@ -53,7 +57,7 @@ class Config:
         num_max_rdma_chunked_recv_tokens: rows of a ring over RDMA, more than are sent at a time.
 
     Raises:
-        ValueError: a size that DeepEP refuses, too.
+        moexpress.errors.InvalidArgument: a size that DeepEP refuses, too.
     """
 
     def __init__(
@@ -64,34 +68,24 @@ class Config:
         num_max_rdma_chunked_send_tokens: int = 6,
         num_max_rdma_chunked_recv_tokens: int = 256,
     ) -> None:
-        for name, value in list(locals().items()):
-            if name != "self" and (not isinstance(value, int) or value < 0):
-                raise ValueError(f"{name} is {value}, allowed: a number, 0 or more")
-        if num_sms < 2 or num_sms % 2:
-            raise ValueError(f"num_sms is {num_sms}, allowed: an even number, 2 or more")
-        for link, send, recv in (
-            ("nvl", num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens),
-            ("rdma", num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens),
-        ):
-            if send < 1:
-                raise ValueError(f"num_max_{link}_chunked_send_tokens is {send}, allowed: 1 or more")
-            if recv <= send:
-                name = f"num_max_{link}_chunked_recv_tokens"
-                raise ValueError(f"{name} is {recv}, allowed: more than the {send} that are sent at a time")
-        self.num_sms = num_sms
-        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
-        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
-        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
-        self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
+        self.num_sms = multiprocessors(num_sms)
+        self.num_max_nvl_chunked_send_tokens, self.num_max_nvl_chunked_recv_tokens = _chunks(
+            "nvl", num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens
+        )
+        self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens = _chunks(
+            "rdma", num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens
+        )
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of rings for rows of ``hidden_bytes`` from each of the ranks of a node, on each of ``num_sms / 2`` channels."""
+        hidden_bytes, num_ranks = _row(hidden_bytes, num_ranks)
         peers = min(num_ranks, NVLINK_RANKS)
         rows = self.num_sms // 2 * peers * self.num_max_nvl_chunked_recv_tokens
         return -(-rows * (hidden_bytes + METADATA) // ALIGN) * ALIGN
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """The same for rings between nodes, there and back; 0 on one node."""
+        hidden_bytes, num_ranks = _row(hidden_bytes, num_ranks)
         if num_ranks <= NVLINK_RANKS:
             return 0
         nodes = -(-num_ranks // NVLINK_RANKS)
@@ -113,12 +107,35 @@ class Config:
         )
 
 
+def multiprocessors(num_sms: Any) -> int:
+    """Checks how many a call is to have."""
+    number = limits.number("num_sms", num_sms)
+    if number < 2 or number % 2:
+        raise limits.invalid("num_sms", number, "an even number, 2 or more")
+    return number
+
+
+def _chunks(link: str, send: Any, recv: Any) -> tuple[int, int]:
+    """Checks rows that are sent at a time, and those of a ring."""
+    name = f"num_max_{link}_chunked_recv_tokens"
+    send, recv = limits.number(f"num_max_{link}_chunked_send_tokens", send, 1), limits.number(name, recv)
+    if recv <= send:
+        raise limits.invalid(name, recv, f"more than the {send} that are sent at a time")
+    return send, recv
+
+
+def _row(hidden_bytes: Any, num_ranks: Any) -> tuple[int, int]:
+    """Checks what size hints are asked for: bytes of a row, and ranks."""
+    return limits.number("hidden_bytes", hidden_bytes), limits.number("num_ranks", num_ranks, 1)
+
+
 METADATA = 512
 """Bytes beside a row: its source, choices and weights, and scales."""
 ALIGN = 128
 
 
 def _of(table: dict[int, tuple[int, int, int, int]], num_ranks: int, num_sms: int) -> Config:
+    num_ranks = limits.number("num_ranks", num_ranks, 1)
     # Any number of ranks will do here: the next larger that DeepEP names, or its largest.
     known = next((ranks for ranks in sorted(table) if ranks >= num_ranks), max(table))
     return Config(num_sms, *table[known])

@@ -6,6 +6,7 @@ one has DeepEP's interface over the same machinery. ``docs/python.md`` in the re
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from . import errors
@@ -28,6 +29,7 @@ __all__ = [
     "Meeting",
     "Ready",
     "Received",
+    "autograd",
     "cuda_available",
     "errors",
 ]
@@ -52,4 +54,6 @@ def __getattr__(name: str) -> object:
         from . import _early
 
         return globals().setdefault(name, getattr(_early, name))
+    if name == "autograd":
+        return import_module(".autograd", __name__)
     raise AttributeError(f"module 'moexpress' has no attribute {name!r}")

@@ -103,15 +103,14 @@ class Communicator:
         sizes = {"experts": experts, "topk": topk, "hidden": hidden, "max_tokens": max_tokens}
         sizes = {name: _limits.number(name, size, 1, (1 << 31) - 1) for name, size in sizes.items()}
         experts, topk, hidden, max_tokens = sizes.values()
-        _limits.flag("low_latency", low_latency)
-        _limits.flag("low_latency_per_choice", low_latency_per_choice)
-        _limits.flag("wait_for_kernels", wait_for_kernels)
+        low_latency = _limits.flag("low_latency", low_latency)
+        low_latency_per_choice = _limits.flag("low_latency_per_choice", low_latency_per_choice)
+        wait_for_kernels = _limits.flag("wait_for_kernels", wait_for_kernels)
         for name, value in {"element": element, "placement": placement}.items():
             _limits.name(name, value)
-        arena_bytes = None if arena_bytes is None else _limits.number("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
-        channels = None if channels is None else _limits.number("channels", channels)
-        slots = None if slots is None else _limits.number("slots", slots)
-        outboxes = None if outboxes is None else _limits.number("outboxes", outboxes)
+        arena_bytes = _limits.some("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
+        channels, slots = _limits.some("channels", channels), _limits.some("slots", slots)
+        outboxes = _limits.some("outboxes", outboxes)
         multiprocessors = 0 if multiprocessors is None else _limits.number("multiprocessors", multiprocessors)
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.device, npu = _device(device)

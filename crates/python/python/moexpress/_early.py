@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _check, _native
+from . import _check, _limits, _native
 
 if TYPE_CHECKING:
     from ._order import Order
@@ -73,6 +73,8 @@ class Ready:
 
 
 RawReady = tuple[tuple[int, int] | None, int, int, int | None]
+MOST = (1 << 31) - 1
+"""The largest number of a block's rows, of multiprocessors, and that a signal reaches."""
 SIGNALS = (torch.int32, getattr(torch, "uint32", torch.int32))
 
 
@@ -80,24 +82,13 @@ def raw(ready: Ready, shape: Shape) -> RawReady:
     """Checks readiness; as the native part takes it."""
     if not isinstance(ready, Ready):
         raise _check.invalid("ready", f"a {type(ready).__name__}", "a moexpress.Ready")
-    due, few = count("due of ready", ready.due), some("multiprocessors of ready", ready.multiprocessors)
+    due = _limits.number("due of ready", ready.due, 1, MOST)
+    few = _limits.some("multiprocessors of ready", ready.multiprocessors, 1, MOST)
     if ready.signals is None:
         if ready.rows is not None:
             raise _check.invalid("rows of ready", ready.rows, "None without signals: those of the dispatch's counters")
         return None, 0, due, few
-    rows = some("rows of ready", ready.rows) or 0
+    rows = _limits.some("rows of ready", ready.rows, 1, MOST) or 0
     expected: tuple[int | str, ...] = ("signals",) if rows else (shape.local_experts,)
     signals = _check.tensor("signals of ready", ready.signals, SIGNALS, expected, shape.device)
     return (signals.data_ptr(), signals.numel()), rows, due, few
-
-
-def count(name: str, given: object) -> int:
-    """Refuses what is no number of 1 to 2**31 - 1."""
-    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given < 2**31:
-        raise _check.invalid(name, given, f"1 to {2**31 - 1}")
-    return given
-
-
-def some(name: str, given: object) -> int | None:
-    """The same, or None."""
-    return None if given is None else count(name, given)

@@ -43,6 +43,11 @@ def number(name: str, value: Any, least: int = 0, most: int = MOST) -> int:
     return whole
 
 
+def some(name: str, value: Any, least: int = 0, most: int = MOST) -> int | None:
+    """The same, or None."""
+    return None if value is None else number(name, value, least, most)
+
+
 def numbers(name: str, values: Collection[Any], longest: int, least: int = 0, most: int = MOST) -> list[int]:
     """Checks a list of at most ``longest`` whole numbers."""
     if not hasattr(values, "__len__") or isinstance(values, (str, bytes)):
@@ -57,22 +62,37 @@ def numbers(name: str, values: Collection[Any], longest: int, least: int = 0, mo
     return [number(name, value, least, most) for value in given]
 
 
+def real(name: str, value: Any, *, unit: str = "", zero: bool = False) -> float:
+    """Checks a number that need not be whole: more than 0, or with ``zero`` 0."""
+    allowed = f"{unit}{'0 or more' if zero else 'more than 0'}"
+    try:
+        given = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise invalid(name, told(value), allowed) from None
+    if isinstance(value, str) or not (given > 0 or (zero and given == 0)):
+        raise invalid(name, told(value) if not math.isnan(given) else "not a number", allowed)
+    return given
+
+
 def seconds(name: str, value: Any) -> float:
     """Checks a time."""
-    try:
-        time = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise invalid(name, told(value), "seconds, more than 0") from None
-    if not time > 0 or isinstance(value, str):
-        raise invalid(name, told(value) if not math.isnan(time) else "not a number", "seconds, more than 0")
-    return time
+    return real(name, value, unit="seconds, ")
 
 
 def flag(name: str, value: Any) -> bool:
-    """Checks a switch."""
-    if value is not True and value is not False:
+    """Checks a switch, which 0 and 1 are, too; it, as Python has it."""
+    if value is True or value is False:
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):  # which is no whole number
+        return bool(value)
+    try:
+        whole = index(value)
+    except (TypeError, ValueError, RuntimeError):
+        whole = -1
+    if whole not in (0, 1):
         raise invalid(name, told(value), "True or False")
-    return value
+    return whole == 1
 
 
 def name(what: str, value: Any) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from . import _check, _limits, _native, errors
 from ._check import Held
-from ._early import Early, Ready, count, raw, some
+from ._early import MOST, Early, Ready, raw
 from ._order import Order
 from ._plain import plain
 from ._results import LowReceived
@@ -18,8 +18,7 @@ BY_SOURCE = (0, False)
 
 def how_rows_lie(by_source: bool, packed: int | None, zero_spare: bool) -> tuple[int, bool] | None:
     """What a caller says of it, checked."""
-    _limits.flag("by_source", by_source)
-    _limits.flag("zero_spare", zero_spare)
+    by_source, zero_spare = _limits.flag("by_source", by_source), _limits.flag("zero_spare", zero_spare)
     if packed is None:
         if zero_spare:
             raise errors.InvalidArgument("zero_spare is True, allowed: with packed only")
@@ -37,7 +36,8 @@ class LowLatency:
         self.native, self.order, self.shape = native, order, shape
 
     def early(self, rows: int, multiprocessors: int | None = None) -> Early:
-        rows, few = count("rows", rows), some("multiprocessors", multiprocessors)
+        rows = _limits.number("rows", rows, 1, MOST)
+        few = _limits.some("multiprocessors", multiprocessors, 1, MOST)
         return Early(self.native.early(rows, few), rows, self.order)
 
     def send_dispatch(
@@ -80,15 +80,16 @@ class LowLatency:
         rows, scales = self._given(x, scales)
         choices, weights = self.shape.choices(rows[1], topk_idx, topk_weights)
         added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
-        batch = (rows, choices, weights, (repeats, lies, host_counts, most_rows))
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights, stats)
+        when = (order.current(), defer)
         try:
-            handle, into = self.native.low_dispatch((order.current(), defer), batch, None, added)
+            asked = (repeats, lies, host_counts, most_rows)
+            handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added)
         except (TypeError, OverflowError):
-            # Looked at only now: on the path of every call.
-            _limits.flag("host_counts", host_counts)
-            raise
+            # Looked at only now: on the path of every call. Nothing has moved.
+            asked = (repeats, lies, _limits.flag("host_counts", host_counts), most_rows)
+            handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added)
         return LowReceived(into, handle, order)
 
     def redispatch(
@@ -227,7 +228,7 @@ class LowDispatch:
             errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
             errors.InvalidArgument: it was received already; or the storage of ``x`` (on GPUs) was resized since it was sent.
         """
-        into, calls = self._into, self._calls
+        into, calls, beside = self._into, self._calls, _limits.flag("beside", beside)
         if self._x is not None:
             self._x.check()
         stats = None if self._stats is None else self._stats.check()

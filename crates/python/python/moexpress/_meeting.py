@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _exit, _limits, _native, _nodes, errors
+from ._gather import Gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Meeting:
             ``RANK``, which torchrun sets; without, the ranks of a host.
 
     Raises:
-        errors.MeetingFailed: a rank did not come.
+        errors.MeetingFailed: a rank did not come, or is gone. The group's gather may wait on then: the group is not to be used any more.
         errors.InvalidArgument: nodes that are not the same size, or not on one host.
     """
 
@@ -63,31 +64,9 @@ class Meeting:
     ) -> None:
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.group = group
-        if comm is not None:
-            self.rank, self.world, gather = comm.Get_rank(), comm.Get_size(), comm.allgather
-        else:
-            import torch.distributed as dist
-
-            if not dist.is_initialized():
-                raise errors.InvalidArgument(
-                    "torch.distributed is not initialised, allowed: a group of processes; call init_process_group"
-                )
-            try:
-                self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-            except (AttributeError, TypeError, ValueError, RuntimeError):
-                allowed = "a torch.distributed process group, a Meeting, or None"
-                raise _limits.invalid("group", _limits.told(group), allowed) from None
-            if self.rank < 0:
-                raise errors.InvalidArgument(
-                    "group has not this process, allowed: a group that this process is part of"
-                )
-
-            def gather(told: object) -> list[Any]:
-                everybody: list[Any] = [None] * self.world
-                dist.all_gather_object(everybody, told, group=group)
-                return everybody
-
-        places = gather(_nodes.told(self.rank, ranks_per_node))
+        gather = Gather(group, comm, self.timeout)
+        self.rank, self.world = gather.rank, gather.world
+        places = gather("where they are", _nodes.told(self.rank, ranks_per_node))
         self.ranks_per_node = _nodes.agreed(places)
         host = _nodes.meeting_host(places, gather)
         place, told = None, {}
@@ -97,10 +76,10 @@ class Meeting:
                 told = {"address": place.address, "secret": place.secret}
             except (OSError, errors.Error) as error:  # told to the others, so that nobody waits
                 told = {"error": str(error)}
-        first = gather(told)[0]
+        first = gather("where they meet", told)[0]
         if "error" in first:
             raise errors.MeetingFailed(f"rank 0 could not open a meeting place: {first['error']}")
-        self._native = _native.Meeting(self.rank, self.world, first["address"], first["secret"], self.timeout, place)
+        self._native = _native.Meeting(self.rank, self.world, first["address"], first["secret"], gather.left(), place)
         _exit.remember(self)
 
     @property
@@ -137,15 +116,22 @@ class Meeting:
 
         Raises:
             errors.InvalidArgument: names what differs, on all ranks.
+            errors.MeetingFailed: a rank makes another call.
         """
         told = "\n".join(f"{name}={value}" for name, value in what.items()).encode()
         everybody = self.all_gather(told)
         first = next(other for other in everybody if other is not None)
         for rank, other in enumerate(everybody):
             if other is not None and other != first:
-                mine, theirs = (
-                    dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other)
-                )
+                try:
+                    mine, theirs = (
+                        dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other)
+                    )
+                except ValueError:  # no text, or not of this kind
+                    raise errors.MeetingFailed(
+                        f"rank {rank} makes another call than rank {everybody.index(first)}, allowed: the same calls in the same order; recover, on "
+                        "all ranks, brings them together"
+                    ) from None
                 name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
                 raise errors.InvalidArgument(
                     f"{name} is {theirs.get(name)} on rank {rank}, allowed: {mine.get(name)}, as on rank "

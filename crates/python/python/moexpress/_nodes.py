@@ -80,12 +80,14 @@ def _in_blocks(nodes: list[Any]) -> int:
     return sizes[0]
 
 
-def meeting_host(everybody: list[dict[str, Any]], gather: Callable[[str | None], list[str | None]]) -> str | None:
+def meeting_host(everybody: list[dict[str, Any]], gather: Callable[[str, str | None], list[str | None]]) -> str | None:
     """The address of rank 0's host by which the others reach it, on rank 0; None where all are on that host. All ranks call it."""
     elsewhere = next((rank for rank, place in enumerate(everybody) if place["host"] != everybody[0]["host"]), None)
     if elsewhere is None:
         return None
-    addresses = gather(_address_towards(os.environ.get("MASTER_ADDR") or SOMEWHERE))
+    addresses = gather(
+        "by which address they are reached", _address_towards(os.environ.get("MASTER_ADDR") or SOMEWHERE)
+    )
     return _address_towards(addresses[elsewhere] or SOMEWHERE) or addresses[0]
 
 

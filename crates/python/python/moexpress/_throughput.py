@@ -20,8 +20,8 @@ def outbox(piece: int | None, slots: int | None) -> OutboxUse:
     if piece is None and slots is None:
         return None
     return (
-        None if piece is None else _limits.number("outbox_piece", piece, 1),
-        None if slots is None else _limits.number("outbox_slots", slots, 1),
+        _limits.some("outbox_piece", piece, 1),
+        _limits.some("outbox_slots", slots, 1),
     )
 
 
@@ -53,21 +53,17 @@ class Throughput:
         choices, weights = shape.choices(tokens, topk_idx, topk_weights)
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights)
+        when, batch, routing = (order.current(), defer), (rows, tokens, _scales(scales)), (choices, weights)
         try:
-            out = self.native.dispatch(
-                (order.current(), defer),
-                (rows, tokens, _scales(scales)),
-                (choices, weights),
-                (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox),
-            )
+            asked = (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)
+            out = self.native.dispatch(when, batch, routing, asked)
         except (TypeError, OverflowError):
-            # Looked at only now: on the path of every call.
-            _limits.number("alignment", alignment)
-            _limits.number("worst_rows", worst_rows)
-            _limits.flag("device_counts", device_counts)
-            _limits.flag("zero_spare", zero_spare)
-            _limits.flag("by_expert", by_expert)
-            raise
+            # Looked at only now: on the path of every call. Nothing has moved.
+            alignment = _limits.number("alignment", alignment)
+            room = _limits.number("worst_rows", worst_rows), _limits.flag("zero_spare", zero_spare)
+            device_counts = _limits.flag("device_counts", device_counts)
+            asked = (alignment, _limits.flag("by_expert", by_expert), room, device_counts, repeats, outbox)
+            out = self.native.dispatch(when, batch, routing, asked)
         return Received(out, order)
 
     def dispatch_members(

@@ -78,11 +78,11 @@ class ElasticBuffer(NotOffered):
     ) -> None:
         if group is None:
             raise errors.InvalidArgument("group is None, allowed: a process group")
-        self.deterministic = _switch("deterministic", deterministic)
-        self.allow_hybrid_mode = _switch("allow_hybrid_mode", allow_hybrid_mode)
-        self.allow_multiple_reduction = _switch("allow_multiple_reduction", allow_multiple_reduction)
-        self.prefer_overlap_with_compute = _switch("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        self.explicitly_destroy = _switch("explicitly_destroy", explicitly_destroy)
+        self.deterministic = limits.flag("deterministic", deterministic)
+        self.allow_hybrid_mode = limits.flag("allow_hybrid_mode", allow_hybrid_mode)
+        self.allow_multiple_reduction = limits.flag("allow_multiple_reduction", allow_multiple_reduction)
+        self.prefer_overlap_with_compute = limits.flag("prefer_overlap_with_compute", prefer_overlap_with_compute)
+        self.explicitly_destroy = limits.flag("explicitly_destroy", explicitly_destroy)
         if limits.number("num_cpu_bytes", num_cpu_bytes, 0, MOST_BYTES):
             raise errors.Unsupported(
                 f"num_cpu_bytes of {num_cpu_bytes} is not supported: storage on the host, Engram's, is not offered here; use 0"
@@ -132,9 +132,7 @@ class ElasticBuffer(NotOffered):
         Raises:
             moexpress.errors.Excluded: the others gave up on this rank.
         """
-        for rank in mask:
-            _checks.rank("rank of the mask", rank, self.num_ranks)
-        self._communicators.recover(mask)
+        self._communicators.recover(_checks.mask(mask, self.num_ranks))
 
     def stats(self) -> dict[str, int]:
         """Rows by the way they took, as :meth:`Buffer.stats` has them. Not of DeepEP."""
@@ -155,7 +153,10 @@ class ElasticBuffer(NotOffered):
         """Bytes of the rows of a worst batch, a multiple of 2 MiB. ``num_topk``: 0 for any."""
         tokens = limits.number("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, WORST_TOKENS)
         hidden, topk = limits.number("hidden", hidden, 0), limits.number("num_topk", num_topk, 0)
-        fp8, multiple = _switch("use_fp8_dispatch", use_fp8_dispatch), bool(allow_multiple_reduction)
+        fp8, multiple = (
+            limits.flag("use_fp8_dispatch", use_fp8_dispatch),
+            limits.flag("allow_multiple_reduction", allow_multiple_reduction),
+        )
         return hints.buffer_bytes(group.size(), tokens, hidden, topk, fp8, multiple)
 
     def get_theoretical_num_sms(
@@ -176,13 +177,13 @@ class ElasticBuffer(NotOffered):
             nvlink_gbs: of a GPU's links; 0 to look.
             sm_read_gbs, sm_write_gbs: of a multiprocessor.
         """
-        if num_scaleout_topk:
-            raise errors.InvalidArgument(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
+        limits.number("num_scaleout_topk", num_scaleout_topk, 0, 0)
         experts, topk = limits.number("num_experts", num_experts), limits.number("num_topk", num_topk)
         device = None
         if torch.cuda.is_available():
             device = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        links = nvlink_gbs or (get_nvlink_gbs() if device else 0) or hints.LINK_GBS
+        given = limits.real("nvlink_gbs", nvlink_gbs, zero=True)
+        links = given or (get_nvlink_gbs() if device else 0) or hints.LINK_GBS
         overlap = self.prefer_overlap_with_compute
         return hints.multiprocessors(self.num_ranks, experts, topk, links, sm_read_gbs, sm_write_gbs, overlap, device)
 
@@ -277,20 +278,20 @@ class ElasticBuffer(NotOffered):
             weights are 0, and choices -1.
         """
         self._communicators.check_usable()
-        defer = _switch("async_with_compute_stream", async_with_compute_stream)
-        _switch("allocate_on_comm_stream", allocate_on_comm_stream)
+        defer = limits.flag("async_with_compute_stream", async_with_compute_stream)
+        limits.flag("allocate_on_comm_stream", allocate_on_comm_stream)
         layout = Layout(
-            _switch("do_expand", do_expand),
-            _switch("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
-            _switch("do_zero_padding", do_zero_padding),
+            limits.flag("do_expand", do_expand),
+            limits.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            limits.flag("do_zero_padding", do_zero_padding),
         )
         if layout.zeros and not layout.expand:
             raise errors.InvalidArgument("do_zero_padding is True, allowed: with do_expand only")
         sms = limits.number("num_sms", num_sms)
         limits.number("num_qps", num_qps, 0, self.num_allocated_qps)
-        copies, sync = _switch("do_handle_copy", do_handle_copy), do_cpu_sync
+        copies, sync = limits.flag("do_handle_copy", do_handle_copy), do_cpu_sync
         if sync is not None:
-            sync = _switch("do_cpu_sync", sync)
+            sync = limits.flag("do_cpu_sync", sync)
         numbers = {
             "num_experts": (num_experts, 1 << 31),
             "num_max_tokens_per_rank": (num_max_tokens_per_rank, WORST_TOKENS),
@@ -356,8 +357,8 @@ class ElasticBuffer(NotOffered):
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
         self._communicators.check_usable()
-        defer = _switch("async_with_compute_stream", async_with_compute_stream)
-        _switch("allocate_on_comm_stream", allocate_on_comm_stream)
+        defer = limits.flag("async_with_compute_stream", async_with_compute_stream)
+        limits.flag("allocate_on_comm_stream", allocate_on_comm_stream)
         limits.number("num_sms", num_sms)
         limits.number("num_qps", num_qps, 0, self.num_allocated_qps)
         self._check_handle(handle)
@@ -387,13 +388,6 @@ class ElasticBuffer(NotOffered):
         if handle.routing.generation != self._communicators.generation:
             raise errors.InvalidArgument("handle is of before a recovery, allowed: one of after it")
         return handle
-
-
-def _switch(name: str, value: object) -> bool:
-    """Takes 0 and 1 for False and True, as callers pass them."""
-    if not isinstance(value, int) or value not in (0, 1):
-        raise errors.InvalidArgument(f"{name} is {limits.told(value)}, allowed: True or False")
-    return bool(value)
 
 
 def _wait(*events: Any) -> None:
