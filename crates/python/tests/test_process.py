@@ -18,7 +18,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from moexpress import Communicator, errors
+from moexpress import Communicator, _meeting, errors
 
 
 def make(**settings: Any) -> tuple[Communicator, oracle.Batch]:
@@ -118,6 +118,24 @@ def check_late(rank: int, world: int, kind: str) -> None:
 def test_a_rank_that_does_not_come_to_a_meeting_fails_it_in_time(ranks: Any, kind: str) -> None:
     ranks.run(check_late, kind)
     ranks.stop()  # Gathers of the groups are still waiting on threads.
+
+
+def check_unhurried(rank: int, world: int) -> None:
+    """Where nobody says how long ranks may take, one may load for longer than an operation may last."""
+    group, usual = dist.new_group(), _meeting.TIMEOUT
+    before = os.environ.pop("MOEXPRESS_TIMEOUT")
+    _meeting.TIMEOUT = 1.0
+    try:
+        if rank == 1:
+            time.sleep(3)
+        assert moexpress.Meeting(group).world == world
+    finally:
+        _meeting.TIMEOUT = usual
+        os.environ["MOEXPRESS_TIMEOUT"] = before
+
+
+def test_a_rank_may_come_as_late_as_the_group_allows_unless_told_otherwise(ranks: Any) -> None:
+    ranks.run(check_unhurried)
 
 
 def check_interrupted_gather(rank: int, world: int) -> None:

@@ -76,7 +76,7 @@ class Buffer(NotServed):
         self.enable_shrink = limits.flag("enable_shrink", enable_shrink)
         by_nvlink = limits.flag("allow_nvlink_for_low_latency_mode", allow_nvlink_for_low_latency_mode)
         timeout = default_timeout()
-        meeting = Meeting(group, comm=comm, timeout=timeout)
+        meeting = Meeting(group, comm=comm)
         self.group, self.rank, self.group_size = comm if group is None else group, meeting.rank, meeting.world
         self.runtime = Runtime(self)
         self._meeting = meeting

@@ -22,7 +22,8 @@ _given_up: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 class Gather:
-    """Gathers objects of all ranks, one after the other, all within ``timeout`` seconds.
+    """Gathers objects of all ranks, one after the other, all within ``timeout`` seconds; None: each as long as the group's own calls wait, as ranks may have much to do
+    before they come.
 
     Args:
         group: a process group, or None for the default one.
@@ -34,8 +35,9 @@ class Gather:
     world: int
     """Ranks of the group."""
 
-    def __init__(self, group: ProcessGroup | None, comm: Any, timeout: float) -> None:
-        self._timeout, self._deadline = timeout, time.monotonic() + timeout
+    def __init__(self, group: ProcessGroup | None, comm: Any, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         if comm is not None:
             self.rank, self.world, self._all = comm.Get_rank(), comm.Get_size(), comm.allgather
             return
@@ -55,9 +57,9 @@ class Gather:
         self._group: Any = dist.group.WORLD if group is None else group
         self._all = self._by_group
 
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return max(self._deadline - time.monotonic(), LEAST)
+    def left(self, otherwise: float) -> float:
+        """Seconds until the deadline, ``otherwise`` where there is none."""
+        return otherwise if self._deadline is None else max(self._deadline - time.monotonic(), LEAST)
 
     def __call__(self, what: str, told: object) -> list[Any]:
         """Tells ``told``, which is ``what``, and returns what each rank told.
@@ -104,7 +106,8 @@ class Gather:
         Thread(target=gather, name="moexpress gather", daemon=True).start()
         has_come = False
         try:
-            has_come = done.wait(min(max(self._deadline - time.monotonic(), 0.0), TIMEOUT_MAX))
+            left = TIMEOUT_MAX if self._deadline is None else self._deadline - time.monotonic()
+            has_come = done.wait(min(max(left, 0.0), TIMEOUT_MAX))
         finally:
             # By its deadline, or by Ctrl-C.
             if not has_come or failed:

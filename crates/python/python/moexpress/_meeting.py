@@ -38,7 +38,8 @@ class Meeting:
         group: a ``torch.distributed`` process group of any backend, or None for the default one. Its object collectives carry an
             address and a secret once; after that the ranks speak to each other directly.
         comm: an MPI communicator (``Get_rank``, ``Get_size``, ``allgather``) instead.
-        timeout: seconds within which all ranks must have come. Default: ``MOEXPRESS_TIMEOUT``, or 100.
+        timeout: seconds within which all ranks must have come, and that each later wait may take. Default: ``MOEXPRESS_TIMEOUT``; where that is not set
+            ranks may come as late as the group's own calls allow, and a later wait takes 100 seconds at most.
         ranks_per_node: ranks that reach each other's memory, in blocks: a node is on one host. Default: by ``LOCAL_WORLD_SIZE`` and
             ``RANK``, which torchrun sets; without, the ranks of a host.
 
@@ -64,7 +65,8 @@ class Meeting:
     ) -> None:
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.group = group
-        gather = Gather(group, comm, self.timeout)
+        is_bound = timeout is not None or "MOEXPRESS_TIMEOUT" in os.environ
+        gather = Gather(group, comm, self.timeout if is_bound else None)
         self.rank, self.world = gather.rank, gather.world
         places = gather("where they are", _nodes.told(self.rank, ranks_per_node))
         self.ranks_per_node = _nodes.agreed(places)
@@ -79,7 +81,9 @@ class Meeting:
         first = gather("where they meet", told)[0]
         if "error" in first:
             raise errors.MeetingFailed(f"rank 0 could not open a meeting place: {first['error']}")
-        self._native = _native.Meeting(self.rank, self.world, first["address"], first["secret"], gather.left(), place)
+        self._native = _native.Meeting(
+            self.rank, self.world, first["address"], first["secret"], gather.left(self.timeout), place
+        )
         _exit.remember(self)
 
     @property

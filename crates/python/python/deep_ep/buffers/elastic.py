@@ -107,7 +107,7 @@ class ElasticBuffer(NotOffered):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        self._meeting = meeting = Meeting(group, timeout=timeout)
+        self._meeting = meeting = Meeting(group, timeout=None if timeout == default_timeout() else timeout)
         self.group, self.rank_idx, self.num_ranks = group, meeting.rank, meeting.world
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
