@@ -61,7 +61,7 @@ fn the_table_ends_with_what_to_write() {
 fn settings_that_do_not_fit_into_memory_are_left_out() {
     let line = "tune --nodes 4 --ranks-per-node 8 --tokens 8 --topk 4";
     let tuned = |bytes| moexpress_with_env(line, &[("MOEXPRESS_MEMORY", bytes)]);
-    assert!(tuned("60000000").success().contains("options "));
+    assert!(tuned("15000000").success().contains("options "));
     let refusal = tuned("1000000").refusal();
     assert!(refusal.contains("memory of "), "{refusal}");
 }
