@@ -118,7 +118,8 @@ fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told, near: bool) -> Result<Told
     let bytes = bytes.ok_or_else(|| failed("a meeting of all ranks", format_args!("rank {rank} was given up")))?;
     let told = Told::from_bytes(bytes).ok_or_else(|| {
         let why = format_args!("rank {rank} told {} bytes, expected {}", bytes.len(), Told::BYTES);
-        let remedy = format_args!("see what rank {rank} says: it makes another call, or had failed before it came here");
+        let remedy =
+            format_args!("see what rank {rank} says: it makes another call, or had failed before it came here");
         Error::broken("a meeting of all ranks", why, remedy)
     })?;
     if near && told.host != own.host {
