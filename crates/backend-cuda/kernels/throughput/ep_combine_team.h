@@ -48,7 +48,7 @@ template <class To> EP_DEV void ep_lay_down(const EpDesk& desk, const EpLead<To>
 }
 
 /* Bits of the tokens that are held below the token `token`, which is not before the first of them. */
-EP_DEV ep_u32 ep_bits_below(ep_u32 token, ep_u32 first) { return token - first == 32 ? EP_FULL : (1u << (token - first)) - 1; }
+EP_DEV ep_u32 ep_held_before(ep_u32 token, ep_u32 first) { return token - first == 32 ? EP_FULL : (1u << (token - first)) - 1; }
 
 /* Finds which of the tokens held, from `next` on, have a row from which rank. Bits of those that have any. Lanes serve tokens. */
 EP_DEV ep_u32 ep_vote(const EpRank& r, const EpTokens& t, const EpDesk& desk, ep_u32 next, ep_u32 behind) {
@@ -92,7 +92,7 @@ EP_DEV EpSumsDue ep_next_due(const EpRank& r, const EpCombineRingArgs& a, const 
         ep_u32 behind = lead.end - t.held < EP_DESK_HELD ? lead.end : t.held + EP_DESK_HELD;
         const ep_u32 any = ep_vote(r, t, desk, lead.next, behind);
         behind = ep_rows_reach(r, a, t, desk, behind);
-        const ep_u32 there = ep_bits_below(behind, t.held) & ~ep_bits_below(lead.next, t.held);
+        const ep_u32 there = ep_held_before(behind, t.held) & ~ep_held_before(lead.next, t.held);
         ep_u32 sums = ep_wanted(lead.to, there, any & there);
         if (sums == 0) {
             lead.next = behind;
@@ -117,7 +117,7 @@ template <class To>
 EP_DEV void ep_close_due(const EpRank& r, const EpCombineRingArgs& a, const EpDesk& desk, EpLead<To>& lead, const EpSumsDue& batch) {
     if (!lead.right) return;
     ep_end_sums(r, lead.to, ep_bits(batch.sums));
-    const ep_u32 closed = ep_bits_below(batch.behind, batch.first);
+    const ep_u32 closed = ep_held_before(batch.behind, batch.first);
     for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)
         for (ep_u32 i = 0, rows = desk.routes[rank].through_ring ? ep_bits(desk.votes[rank] & closed) : 0; i < rows; ++i) {
             const EpInlet& ring = desk.routes[rank].ring;
@@ -143,7 +143,7 @@ EP_DEV void ep_plant_closed(const EpRank& r, const EpDesk& desk, const EpSumsDue
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         if (!desk.routes[rank].through_ring) continue;
         EpInlet ring = desk.routes[rank].ring;
-        ring.ring.head += ep_bits(desk.votes[rank] & ep_bits_below(batch.behind, batch.first));
+        ring.ring.head += ep_bits(desk.votes[rank] & ep_held_before(batch.behind, batch.first));
         ep_inlet_return(r, ring);
     }
 #endif
@@ -203,7 +203,7 @@ EP_DEV void ep_sum_due(const EpRank& r, const EpCombineRingArgs& a, const EpSour
         if (adds.at >= bytes) {
             ep_warp_meet();
             adds = EpPart{desk.tokens[summed % EP_TOKENS_AHEAD], 0, 0};
-            const ep_u32 token = adds.of.token, before = ep_bits(batch.sums & ep_bits_below(token, batch.first));
+            const ep_u32 token = adds.of.token, before = ep_bits(batch.sums & ep_held_before(token, batch.first));
             slot = ep_sum_slot(r, lead.to, before);
             ep_head_sum(r, lead.to, slot, token, before);
             if (!ep_check_rows(r, ep_found(desk, summed), adds.of) && ep_warp_lane() == 0) ((EpLead<To>*)desk.lead)->right = false;

@@ -41,10 +41,11 @@ EP_DEV ep_i32* ep_fanout_of(const EpRank& r, ep_u64 fanout, ep_u64 tokens_of, ep
     return (ep_i32*)fanout + tokens * r.w.ranks_per_node;
 }
 
-/* What has been staged of a ring: slots, ever. */
+/* What has been staged of a ring: slots, ever. Of the runs that were put two are kept, free <= oldest <= newest: those between are known to have been read when the
+   newest is. */
 struct EpStaged {
     ep_u64 free;   /* staging memory up to here may be written */
-    ep_u64 oldest; /* the first run of which that is not known ends here, */
+    ep_u64 oldest; /* the first run of which that is not known ends here; no such run where it is free */
     ep_u64 newest; /* and the last one here */
     ep_u64 oldest_ticket, newest_ticket;
     ep_u64 until; /* when posts give up */
