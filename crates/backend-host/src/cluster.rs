@@ -12,6 +12,7 @@ use ep_core::transport::{Lanes, NoLanes, NoTransport, Place, Transport};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::far::Far;
+use crate::handoff;
 use crate::machine::Machine;
 use crate::meeting::{self, Table};
 use crate::node::{self, Node};
@@ -51,7 +52,8 @@ impl<T: Transport> Builder<T> {
     /// opened, and where the system has no memory.
     pub fn build(self, shape: Shape) -> Result<Cluster<T::Lanes>, Error> {
         let ranks = self.topology.ranks();
-        let layout = self.admitted(&shape, ranks)?;
+        let layout = self.layout(&shape)?;
+        admit(&layout, ranks)?;
         pace::expect(ranks);
         let windows: Vec<OwnedFd> = self.topology.all().map(|_| node::create(&layout)).collect::<Result<_, _>>()?;
         let opened = self.topology.all().zip(&windows).map(|(me, window)| self.open(me, &layout, window));
@@ -94,10 +96,11 @@ impl<T: Transport> Builder<T> {
             let limit = format_args!("{}, the processes", member.world());
             return Err(Error::invalid("ranks of the topology", ranks, limit));
         }
-        let layout = self.admitted(&shape, self.topology.ranks_per_node())?;
+        // What is wrong with sizes all ranks find alike; of what one has not the others hear.
+        let layout = self.layout(&shape)?;
         let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
-        let window = node::create(&layout)?;
-        let mut lanes = self.open(member.rank(), &layout, &window)?;
+        let part = self.part(member.rank(), &layout);
+        let (window, mut lanes) = part.inspect_err(|error| handoff::tell_failed(member, error, within))?;
         let node = Node::met(&layout, window, member, within)?;
         if let Some(lanes) = &mut lanes {
             let offers = meeting::gather(member, &lanes.offer()?, within)?;
@@ -124,12 +127,12 @@ impl<T: Transport> Builder<T> {
         Layout::new(shape, &self.topology, &settings)
     }
 
-    /// The layout, unless the windows of `here` ranks exceed this host.
-    fn admitted(&self, shape: &Shape, here: u32) -> Result<Layout, Error> {
-        let layout = self.layout(shape)?;
-        let of = if here == 1 { "the rank of this host".to_owned() } else { format!("the {here} ranks of this host") };
-        ep_memory::admit(&Estimate::of_windows(&layout, here), of, REMEDY)?;
-        Ok(layout)
+    /// The window of a rank that is a process, and its lanes to other nodes, if there are any.
+    fn part(&self, me: Rank, layout: &Layout) -> Result<(OwnedFd, Option<T::Lanes>), Error> {
+        admit(layout, self.topology.ranks_per_node())?;
+        let window = node::create(layout)?;
+        let lanes = self.open(me, layout, &window)?;
+        Ok((window, lanes))
     }
 
     /// The lanes of a rank to other nodes, if there are any.
@@ -137,6 +140,12 @@ impl<T: Transport> Builder<T> {
         let several = self.topology.nodes() > 1;
         several.then(|| self.transport.open(Place { me, layout, window: window.as_fd() })).transpose()
     }
+}
+
+/// Refuses windows of `here` ranks that exceed this host.
+fn admit(layout: &Layout, here: u32) -> Result<(), Error> {
+    let of = if here == 1 { "the rank of this host".to_owned() } else { format!("the {here} ranks of this host") };
+    ep_memory::admit(&Estimate::of_windows(layout, here), of, REMEDY)
 }
 
 /// Ranks of this host as threads of one process.

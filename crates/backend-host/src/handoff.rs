@@ -94,6 +94,16 @@ pub(crate) fn exchange(
     Ok(Exchanged { given: exchange.given, here })
 }
 
+/// What comes before the words of a rank that has no part to give.
+const FAILED: &[u8] = b"failed: ";
+
+/// Tells the ranks that come to an [`exchange`] why this one does not: otherwise they would hear of its next call, or of none.
+pub(crate) fn tell_failed(member: &Member, error: &Error, within: Duration) {
+    if let Err(unheard) = member.all_gather(&[FAILED, error.to_string().as_bytes()].concat(), within) {
+        tracing::debug!(%unheard, "the other ranks do not hear what failed here");
+    }
+}
+
 /// The ranks of a host did not get each other's memory.
 pub(crate) fn failed(what: impl Display, why: impl Display) -> Error {
     let what = format_args!("shared memory between processes: {what}");
@@ -116,6 +126,14 @@ fn host() -> [u8; 16] {
 /// What `rank` told, which must agree with what this rank, `own`, did. Where it is `near`, it must run on this host.
 fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told, near: bool) -> Result<Told, Error> {
     let bytes = bytes.ok_or_else(|| failed("a meeting of all ranks", format_args!("rank {rank} was given up")))?;
+    if let Some(text) = bytes.strip_prefix(FAILED) {
+        let what = format_args!("the start of rank {rank}");
+        return Err(Error::broken(
+            what,
+            String::from_utf8_lossy(text),
+            "mend that there, and start again, on all ranks",
+        ));
+    }
     let told = Told::from_bytes(bytes).ok_or_else(|| {
         let why = format_args!("rank {rank} told {} bytes, expected {}", bytes.len(), Told::BYTES);
         let remedy =

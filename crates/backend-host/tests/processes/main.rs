@@ -158,3 +158,15 @@ fn different_settings_are_refused_by_all() {
         rank.succeeds();
     }
 }
+
+#[test]
+fn what_one_has_no_memory_for_is_told_to_all() {
+    let mut ranks = start(3, "short");
+    let own = ranks[0].hear();
+    assert!(own.starts_with("memory of the 3 ranks of this host is about "), "{own}");
+    for rank in &ranks[1..] {
+        let remedy = "mend that there, and start again, on all ranks";
+        assert_eq!(rank.hear(), format!("the start of rank 0 failed: {own}; {remedy}"));
+    }
+    ranks.iter_mut().for_each(Started::succeeds);
+}

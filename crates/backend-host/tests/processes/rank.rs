@@ -53,6 +53,7 @@ fn act<T: Transport<Lanes: 'static> + Clone + 'static>(
         "endure" => endure(&Cpus::new(transport.clone()), member, topology, DEADLINE),
         "haunted" => beside(member, topology, transport, Haunted::LowLatency),
         "haunted throughput" => beside(member, topology, transport, Haunted::Throughput),
+        "short" => short(member, topology, transport),
         _ => differ(member, topology, transport),
     }
 }
@@ -142,5 +143,15 @@ fn differ<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>, 
     let layer = Layer::new(topology, RankSet::new());
     let cpus = Cpus { slots: 3 + member.rank().0, placement: Placement::Ring, ..Cpus::new(transport.clone()) };
     say(cpus.join(&layer, member, DEADLINE).unwrap_err());
+    let _ = member.barrier(LONG);
+}
+
+/// Ranks of which the first takes more memory than there is.
+fn short<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>, topology: Topology, transport: &T) {
+    let shape = *Layer::new(topology, RankSet::new()).world.shape();
+    let arena_bytes = if member.rank().0 == 0 { 1 << 44 } else { 1 << 20 };
+    let settings = Settings::builder(&shape, &topology).placement(Placement::Direct).arena_bytes(arena_bytes);
+    let builder = Cluster::builder(topology).settings(settings.build().unwrap());
+    say(builder.far(AnyTransport::new(transport.clone())).join(shape, member).unwrap_err());
     let _ = member.barrier(LONG);
 }
