@@ -40,8 +40,7 @@ impl CudaEndpoint {
             None => None,
         };
         let plan = &kept.plan;
-        let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
-        let call = Call { settings: call.settings.wrapping_add(options.said_alike()), ..call };
+        let call = self.start(Kind::Combine, (&rings, options.said_alike()), plan.address(), capture.is_some());
         let (rings, pulled) = self.way(Kind::Combine, rings, handle.outboxes(), options.outbox);
         let results = y;
         let mut aside = None;

@@ -68,7 +68,7 @@ impl CudaEndpoint {
             },
         };
         let kind = if membership { Kind::MembershipDispatch } else { Kind::Dispatch };
-        let call = self.start(kind, &rings, plan.address(), capture.is_some());
+        let call = self.start(kind, (&rings, 0), plan.address(), capture.is_some());
         let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
         let (told, outboxes) = told.map_or((None, false), |(exchange, outboxes)| (Some(exchange), outboxes));
         if self.far().is_some() {
@@ -155,7 +155,7 @@ impl CudaEndpoint {
         let kept: &Replayed = handle.kept()?;
         self.desk.check_x(x.extent(), handle.tokens())?;
         self.check_home("x", x)?;
-        let call = self.start(Kind::CachedDispatch, &handle.rings(), kept.plan.address(), capture.is_some());
+        let call = self.start(Kind::CachedDispatch, (&handle.rings(), 0), kept.plan.address(), capture.is_some());
         let (rings, pulled) = self.way(Kind::CachedDispatch, handle.rings(), handle.outboxes(), outbox);
         let batch = Batch {
             call,

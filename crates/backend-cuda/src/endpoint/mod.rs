@@ -223,13 +223,13 @@ impl CudaEndpoint {
         error
     }
 
-    /// Starts the next operation along the numbers at `plan`. One that is captured does not run now: it has no number, and nothing
-    /// is lost where its call ends early.
-    fn start(&mut self, kind: Kind, rings: &Rings, plan: u64, captured: bool) -> Call {
+    /// Starts the next operation along the numbers at `plan`. `alike`: what all ranks say alike beside the rings; of a replayed dispatch kernels know it by
+    /// themselves. One that is captured does not run now: it has no number, and nothing is lost where its call ends early.
+    fn start(&mut self, kind: Kind, (rings, alike): (&Rings, u64), plan: u64, captured: bool) -> Call {
         if !captured {
             self.desk.start();
         }
-        Call { kind, settings: self.layout().hash(rings), plan, is_aside: false }
+        Call { kind, settings: self.layout().hash(rings).wrapping_add(alike), plan, is_aside: false }
     }
 
     /// Ends an operation whose kernels are enqueued.

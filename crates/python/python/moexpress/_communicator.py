@@ -120,9 +120,7 @@ class Communicator:
         if isinstance(group, Meeting):
             self.meeting = group
         else:
-            self.meeting = Meeting(
-                group, timeout=None if timeout is None else self.timeout, ranks_per_node=ranks_per_node
-            )
+            self.meeting = Meeting(group, timeout=timeout, ranks_per_node=ranks_per_node)
         self.rank, self.ranks = self.meeting.rank, self.meeting.world
         self.ranks_per_node = _of_a_node(ranks_per_node, self.meeting)
         several = self.ranks_per_node < self.ranks

@@ -107,6 +107,7 @@ class ElasticBuffer(NotOffered):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
+        # Who says nothing of timeouts lets ranks come as late as their group does.
         self._meeting = meeting = Meeting(group, timeout=None if timeout == default_timeout() else timeout)
         self.group, self.rank_idx, self.num_ranks = group, meeting.rank, meeting.world
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
