@@ -224,14 +224,14 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 68] = headers! {
+const HEADERS: [(&str, &str); 71] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_carry.h" "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_combine_rows.h" "ep_combine_team.h" "ep_copy.h" "ep_counts_far.h"
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_forward.h" "ep_last_look.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
-        "ep_pieces.h" "ep_place_far.h" "ep_pull.h" "ep_pull_bulk.h" "ep_pull_loads.h" "ep_return_team.h" "ep_ring.h" "ep_send_far.h" "ep_slots.h"
-        "ep_summing.h" "ep_team.h" "ep_unpack.h";
+        "ep_pieces.h" "ep_place_far.h" "ep_pull.h" "ep_pull_bulk.h" "ep_pull_loads.h" "ep_pulled.h" "ep_pulled_receiver.h" "ep_pulled_sender.h"
+        "ep_return_team.h" "ep_ring.h" "ep_send_far.h" "ep_slots.h" "ep_summing.h" "ep_team.h" "ep_unpack.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_early.h" "ep_low_end.h" "ep_low_far.h"
         "ep_low_far_results.h" "ep_low_headers.h" "ep_low_packed.h" "ep_low_ready.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
         "ep_low_reduce_cells.h" "ep_low_reduce_units.h" "ep_low_results.h" "ep_low_return.h" "ep_low_return_cells.h"
