@@ -15,7 +15,7 @@ use crate::Roles;
 use crate::driver::{AscendError, Device, Table};
 use crate::endpoint::AscendEndpoint;
 use crate::limits::check;
-use crate::node::{Node, estimate};
+use crate::node::{Node, estimate, met};
 use crate::probe;
 use crate::rank::{Options, RankDevice};
 
@@ -111,17 +111,25 @@ impl Builder {
                 format_args!("{}, the processes", member.world()),
             ));
         }
+        // What is wrong with sizes all ranks find alike; of what one lacks the others hear.
         let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
         let layout = Layout::new(&shape, &self.topology, &settings)?;
         check(&layout)?;
-        let named = self.devices.as_ref().and_then(|devices| devices.first().copied());
-        let ordinal = named.unwrap_or_else(|| self.topology.local_of(me));
-        let device = Device::open(table, ordinal)?;
-        let options = self.admitted(std::slice::from_ref(&device), &layout)?;
         let within = Duration::from_nanos(layout.settings().deadline().0);
+        let opened = self.opened(table, me, &layout);
+        let (device, options) = opened.inspect_err(|error| met::tell_failed(member, error, within))?;
         let node = Node::met(&device, &layout, options.roles.cores(), member, within)?;
-        let rank = RankDevice::new(&device, &layout, me, &node, &self.kernels, options)?;
+        let rank = RankDevice::new(&device, &layout, me, &node, &self.kernels, options);
+        let rank = met::together(member, rank.map_err(Into::into), within)?;
         Ok(AscendEndpoint::new(rank, me, Peers::Processes(Arc::clone(member))))
+    }
+
+    /// The device of a rank that is a process.
+    fn opened(&self, table: &Table, me: Rank, layout: &Layout) -> Result<(Arc<Device>, Options), Error> {
+        let named = self.devices.as_ref().and_then(|devices| devices.first().copied());
+        let device = Device::open(table, named.unwrap_or_else(|| self.topology.local_of(me)))?;
+        let options = self.admitted(std::slice::from_ref(&device), layout)?;
+        Ok((device, options))
     }
 
     /// How the cores of the devices are divided.

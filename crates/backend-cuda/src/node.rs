@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{Member, Parts};
 use ep_core::topology::Reach;
 use ep_core::{Error, Layout, Rank, RankSet};
 
@@ -68,32 +68,29 @@ impl Node {
         }))
     }
 
-    /// Of ranks that are processes: this one's on `device`, those of its node's others as they name them.
+    /// Of ranks that are processes: this one's window on `device`, the others' of its node by the handles that all have told. Beside it, whether they could be
+    /// opened: those that could not lie nowhere.
     pub(crate) fn met(
         device: &Arc<Device>,
+        own: DeviceMemory,
         layout: &Layout,
         member: &Arc<Member>,
         within: Duration,
-        poison: bool,
-    ) -> Result<Arc<Self>, Error> {
-        let own = window(device, layout, poison)?;
-        let patience = within.max(PATIENCE);
-        let all = member.all_gather(&own.handle()?.to_bytes(), patience).map_err(CudaError::meeting)?;
-        let mut own = Some(own);
-        let windows = layout.topology().all().zip(all).map(|(rank, told)| -> Result<_, Error> {
-            Ok(match layout.topology().reach(member.rank(), rank) {
-                Reach::Own => own.take().map(Window::Here),
-                Reach::Near => Some(Window::There(theirs(device, rank, told.as_deref())?)),
-                Reach::Far => None,
-            })
-        });
-        let windows = windows.collect::<Result<_, _>>();
-        // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
+        handles: &Parts,
+    ) -> (Arc<Self>, Result<(), Error>) {
+        let (mut own, mut reached) = (Some(own), Ok(()));
+        let window = |(rank, told): (Rank, &Option<Vec<u8>>)| match layout.topology().reach(member.rank(), rank) {
+            Reach::Own => own.take().map(Window::Here),
+            Reach::Near if reached.is_ok() => {
+                let opened = theirs(device, rank, told.as_deref());
+                opened.map(Window::There).map_err(|error| reached = Err(error)).ok()
+            }
+            Reach::Near | Reach::Far => None,
+        };
+        let windows = layout.topology().all().zip(handles).map(window).collect();
         let met = Some((Arc::clone(member), within));
         let [is_lossy, has_parted] = [AtomicBool::new(false), AtomicBool::new(false)];
-        let node = Self { windows: windows?, gone: Vec::new(), met, is_lossy, has_parted };
-        member.barrier(patience).map_err(CudaError::meeting)?;
-        Ok(Arc::new(node))
+        (Arc::new(Self { windows, gone: Vec::new(), met, is_lossy, has_parted }), reached)
     }
 
     /// Where kernels see the window of `rank`; nowhere, 0, where it is a process of another node.
@@ -160,7 +157,7 @@ impl Drop for Node {
 }
 
 /// A window, filled with a pattern where it is poisoned: cells of no generation.
-fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceMemory, CudaError> {
+pub(crate) fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceMemory, CudaError> {
     let stream = Stream::new(device, 0)?;
     let window = DeviceMemory::zeroed(&stream, usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX))?;
     if poison {

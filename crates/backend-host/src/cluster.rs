@@ -5,14 +5,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{LocalMeeting, Member, Peers, joined};
+use ep_bootstrap::{LocalMeeting, Member, Parts, Peers, joined};
 use ep_core::engine::Engine;
 use ep_core::memory::Estimate;
 use ep_core::transport::{Lanes, NoLanes, NoTransport, Place, Transport};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::far::Far;
-use crate::handoff;
+use crate::handoff::Door;
 use crate::machine::Machine;
 use crate::meeting::{self, Table};
 use crate::node::{self, Node};
@@ -59,7 +59,7 @@ impl<T: Transport> Builder<T> {
         let opened = self.topology.all().zip(&windows).map(|(me, window)| self.open(me, &layout, window));
         let mut lanes: Vec<Option<T::Lanes>> = opened.collect::<Result<_, _>>()?;
         let offers = lanes.iter_mut().map(|lanes| lanes.as_mut().map(Lanes::offer).transpose());
-        let offers: meeting::Parts = offers.collect::<Result<_, _>>()?;
+        let offers: Parts = offers.collect::<Result<_, _>>()?;
         lanes.iter_mut().flatten().try_for_each(|lanes| lanes.connect(&offers))?;
         let node = Node::here(&layout, &windows)?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
@@ -100,14 +100,20 @@ impl<T: Transport> Builder<T> {
         let layout = self.layout(&shape)?;
         let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
         let part = self.part(member.rank(), &layout);
-        let (window, mut lanes) = part.inspect_err(|error| handoff::tell_failed(member, error, within))?;
-        let node = Node::met(&layout, window, member, within)?;
+        let ((door, window, mut lanes), told) =
+            member.try_all_gather(part, |(door, ..)| door.told(), within, meeting::not_met)?;
+        let node = Node::met(&layout, window, member, (&door, &told), within);
+        let offering = node.and_then(|node| Ok((node, lanes.as_mut().map(Lanes::offer).transpose()?)));
+        let ((node, _), offers) = member.try_all_gather(
+            offering,
+            |(_, offer)| offer.clone().unwrap_or_default(),
+            within,
+            meeting::not_met,
+        )?;
+        // Nobody begins before all reach all.
         if let Some(lanes) = &mut lanes {
-            let offers = meeting::gather(member, &lanes.offer()?, within)?;
-            lanes.connect(&offers)?;
+            member.try_all_gather(lanes.connect(&offers), |()| Vec::new(), within, meeting::not_met)?;
         }
-        // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
-        member.barrier(within).map_err(meeting::not_met)?;
         let far = lanes.map(|lanes| Far::new(lanes, self.transport.far_lanes()));
         let peers = Peers::Processes(Arc::clone(member));
         Ok(Machine::new(Seat::new(member.rank(), layout, node, peers, far, Instant::now()), None))
@@ -127,12 +133,12 @@ impl<T: Transport> Builder<T> {
         Layout::new(shape, &self.topology, &settings)
     }
 
-    /// The window of a rank that is a process, and its lanes to other nodes, if there are any.
-    fn part(&self, me: Rank, layout: &Layout) -> Result<(OwnedFd, Option<T::Lanes>), Error> {
+    /// The window of a rank that is a process, where others ask for it, and its lanes to other nodes, if there are any.
+    fn part(&self, me: Rank, layout: &Layout) -> Result<(Door, OwnedFd, Option<T::Lanes>), Error> {
         admit(layout, self.topology.ranks_per_node())?;
         let window = node::create(layout)?;
         let lanes = self.open(me, layout, &window)?;
-        Ok((window, lanes))
+        Ok((Door::open(node::hash(layout))?, window, lanes))
     }
 
     /// The lanes of a rank to other nodes, if there are any.

@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{Member, Parts};
 use ep_core::topology::Reach;
 use ep_core::{Error, Rank, RankSet, Topology};
 use rustix::io::Errno;
@@ -61,28 +61,46 @@ pub(crate) struct Exchanged {
     pub(crate) here: u32,
 }
 
-/// Gives the descriptor `own` to the other ranks of this one's node but those of `mask`, and returns theirs, by rank; none for all others.
+/// Where the others ask this rank for its window, for one exchange.
+pub(crate) struct Door {
+    told: Told,
+    socket: Socket,
+}
+
+impl Door {
+    /// Of a rank whose layout has this hash.
+    pub(crate) fn open(hash: u64) -> Result<Self, Error> {
+        let told = Told { hash, host: host(), name: random()?, token: random()? };
+        let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
+        Ok(Self { told, socket })
+    }
+
+    /// What the others are told of it.
+    pub(crate) fn told(&self) -> Vec<u8> {
+        self.told.to_bytes()
+    }
+}
+
+/// Gives the descriptor `own` to the other ranks of this one's node but those of `mask`, and returns theirs, by rank; none for all others. `all`: what
+/// all ranks told of their doors; this one has `door`.
 pub(crate) fn exchange(
     member: &Member,
     topology: &Topology,
     mask: &RankSet,
     own: BorrowedFd<'_>,
-    hash: u64,
+    (door, all): (&Door, &Parts),
     within: Duration,
 ) -> Result<Exchanged, Error> {
-    let deadline = Instant::now() + within;
-    let told = Told { hash, host: host(), name: random()?, token: random()? };
-    let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
-    let all = member.all_gather(&told.to_bytes(), within).map_err(|error| failed("a meeting of all ranks", error))?;
+    let (deadline, Door { told, socket }) = (Instant::now() + within, door);
     let near = |rank| topology.reach(member.rank(), rank) == Reach::Near;
-    let read = |(rank, bytes): (Rank, Option<Vec<u8>>)| {
+    let read = |(rank, bytes): (Rank, &Option<Vec<u8>>)| {
         let expected = !mask.contains(rank);
-        expected.then(|| read(rank, bytes.as_deref(), &told, near(rank))).transpose()
+        expected.then(|| read(rank, bytes.as_deref(), told, near(rank))).transpose()
     };
     let all: Vec<Option<Told>> = (0..).map(Rank).zip(all).map(read).collect::<Result<_, _>>()?;
     let others = (0..).map(Rank).zip(&all).filter(|&(rank, _)| rank != member.rank() && near(rank));
     let others = others.filter_map(|(rank, told)| Some((rank, (*told)?))).collect();
-    let mut exchange = Exchange::new(member.rank(), &socket, &told.token, others, all.len());
+    let mut exchange = Exchange::new(member.rank(), socket, &told.token, others, all.len());
     while !exchange.advance(own)? {
         let late = exchange.missing().filter(|rank| member.lost().contains(*rank) || Instant::now() >= deadline);
         if let Some(rank) = late {
@@ -92,16 +110,6 @@ pub(crate) fn exchange(
     }
     let here = all.iter().flatten().filter(|other| other.host == told.host).count() as u32;
     Ok(Exchanged { given: exchange.given, here })
-}
-
-/// What comes before the words of a rank that has no part to give.
-const FAILED: &[u8] = b"failed: ";
-
-/// Tells the ranks that come to an [`exchange`] why this one does not: otherwise they would hear of its next call, or of none.
-pub(crate) fn tell_failed(member: &Member, error: &Error, within: Duration) {
-    if let Err(unheard) = member.all_gather(&[FAILED, error.to_string().as_bytes()].concat(), within) {
-        tracing::debug!(%unheard, "the other ranks do not hear what failed here");
-    }
 }
 
 /// The ranks of a host did not get each other's memory.
@@ -126,14 +134,6 @@ fn host() -> [u8; 16] {
 /// What `rank` told, which must agree with what this rank, `own`, did. Where it is `near`, it must run on this host.
 fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told, near: bool) -> Result<Told, Error> {
     let bytes = bytes.ok_or_else(|| failed("a meeting of all ranks", format_args!("rank {rank} was given up")))?;
-    if let Some(text) = bytes.strip_prefix(FAILED) {
-        let what = format_args!("the start of rank {rank}");
-        return Err(Error::broken(
-            what,
-            String::from_utf8_lossy(text),
-            "mend that there, and start again, on all ranks",
-        ));
-    }
     let told = Told::from_bytes(bytes).ok_or_else(|| {
         let why = format_args!("rank {rank} told {} bytes, expected {}", bytes.len(), Told::BYTES);
         let remedy =

@@ -11,16 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use async_trait::async_trait;
-use ep_bootstrap::{Member, Peers};
+use ep_bootstrap::{Member, Parts, Peers};
 use ep_core::machine::{Agreement, Bootstrap, Proposal};
 use ep_core::port::{LaneId, LaneKind, Scope};
 use ep_core::transport::Lanes;
 use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
 
 use crate::seat::Seat;
-
-/// What each rank gives to all.
-pub(crate) type Parts = Vec<Option<Vec<u8>>>;
 
 /// Where ranks that are threads of this process leave what they give to the others after an agreement.
 ///

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{Member, Parts};
 use ep_core::{Error, Layout, Rank, RankSet};
 
-use crate::handoff;
+use crate::handoff::{self, Door};
+use crate::meeting;
 use crate::memory::Mapping;
 use crate::pace;
 use crate::roll::Roll;
@@ -32,9 +33,17 @@ impl Node {
         Ok(Arc::new(Self::of(windows.collect::<Result<_, _>>()?)))
     }
 
-    /// Of ranks that are processes: the ranks of a node give each other their windows; that of this rank is `own`.
-    pub(crate) fn met(layout: &Layout, own: OwnedFd, member: &Member, within: Duration) -> Result<Arc<Self>, Error> {
-        let handoff::Exchanged { given, here } = exchange(layout, &RankSet::new(), &own, member, within)?;
+    /// Of ranks that are processes: the ranks of a node give each other their windows; that of this rank is `own`. `doors`: where this rank is asked
+    /// for its window, and what all ranks told of theirs.
+    pub(crate) fn met(
+        layout: &Layout,
+        own: OwnedFd,
+        member: &Member,
+        doors: (&Door, &Parts),
+        within: Duration,
+    ) -> Result<Arc<Self>, Error> {
+        let given = handoff::exchange(member, layout.topology(), &RankSet::new(), own.as_fd(), doors, within)?;
+        let handoff::Exchanged { given, here } = given;
         pace::expect(here);
         let windows = layout.topology().all().zip(given).map(|(rank, given)| match given {
             Some(given) => theirs(&given, layout, rank).map(Some),
@@ -69,7 +78,9 @@ impl Node {
             tracing::warn!(%error, rank = member.rank().0, ?lost, "a window stays where ranks that were lost can write: there is no memory for another");
         });
         let copied = copied.ok();
-        let given = exchange(layout, lost, copied.as_ref().unwrap_or(old), member, within)?.given;
+        let (window, door) = (copied.as_ref().unwrap_or(old), Door::open(hash(layout))?);
+        let doors = meeting::gather(member, &door.told(), within)?;
+        let given = handoff::exchange(member, layout.topology(), lost, window.as_fd(), (&door, &doors), within)?.given;
         for (rank, given) in layout.topology().all().zip(&given) {
             let (Some(window), Some(given)) = (self.window(rank), given) else { continue };
             window::check(given, layout.window_bytes()).map_err(|why| of_rank(rank, why))?;
@@ -110,16 +121,9 @@ pub(crate) fn create(layout: &Layout) -> Result<OwnedFd, Error> {
     })
 }
 
-/// Gives the window `own` to the near ranks but those of `mask`, and takes theirs.
-fn exchange(
-    layout: &Layout,
-    mask: &RankSet,
-    own: &OwnedFd,
-    member: &Member,
-    within: Duration,
-) -> Result<handoff::Exchanged, Error> {
-    let hash = layout.hash(&layout.settings().rings());
-    handoff::exchange(member, layout.topology(), mask, own.as_fd(), hash, within)
+/// Of what all ranks of a node must have alike.
+pub(crate) fn hash(layout: &Layout) -> u64 {
+    layout.hash(&layout.settings().rings())
 }
 
 /// What `rank`, a process of its own, gave as its window: refused where it is another size or may lose its pages.

@@ -100,7 +100,7 @@ pub use error::{Call, Error};
 pub use identity::{Identity, Value};
 pub use local::{LocalMeeting, joined};
 pub use meeting::MeetingPlace;
-pub use member::{MAX_CONTRIBUTION, Member, Settings};
+pub use member::{MAX_CONTRIBUTION, Member, Parts, Settings};
 pub use peers::Peers;
 pub use secret::{SECRET_VARIABLE, Secret};
 pub use verdict::{Mismatch, Verdict, listed};

@@ -74,7 +74,7 @@ pub enum AscendError {
         library: &'static str,
     },
     /// The library lacks a function.
-    #[error("{name} is missing: install CANN 8.1 or later")]
+    #[error("{name} is missing: install {}", if name.starts_with("aclrtIpc") { "CANN 8.5 or later, whose processes share memory by it" } else { "CANN 8.1 or later" })]
     FunctionMissing {
         /// The function.
         name: &'static str,
@@ -125,6 +125,14 @@ pub enum AscendError {
         /// The device whose memory it is.
         to: u32,
     },
+    /// The file of the compiled kernels cannot be loaded.
+    #[error("the file of kernels {path} failed: {cause}")]
+    KernelsUnread {
+        /// Its path.
+        path: String,
+        /// What the library says.
+        cause: String,
+    },
     /// A call failed.
     #[error("{call} failed: {cause}")]
     Call {
@@ -153,6 +161,10 @@ impl From<AscendError> for ep_core::Error {
             AscendError::Call { call, cause, code } if [RT_MEMORY_ALLOCATION, 207_018].contains(code) => {
                 Self::broken(call, cause, "free memory of the NPU, or ask for less: smaller arena, fewer tokens")
             }
+            AscendError::KernelsUnread { path, cause } => {
+                let remedy = "name the file that the kernels' build.sh has made (EP_ASCEND_KERNELS)";
+                Self::broken(format_args!("the file of kernels {path}"), cause, remedy)
+            }
             AscendError::Call { call, cause, .. } => {
                 Self::broken(call, cause, "what has failed on an NPU lasts: end the process, and start it anew")
             }
@@ -176,5 +188,12 @@ mod tests {
         }
         assert_eq!(name_of(RT_KERNEL_LOOKUP), "ACL_ERROR_RT_KERNEL_LOOKUP (507027): the binary has no such kernel");
         assert_eq!(name_of(5), "aclError 5");
+    }
+
+    #[test]
+    fn what_is_missing_says_from_which_version_on_it_is_there() {
+        let missing = |name| AscendError::FunctionMissing { name }.to_string();
+        assert_eq!(missing("aclrtMalloc"), "aclrtMalloc is missing: install CANN 8.1 or later");
+        assert!(missing("aclrtIpcMemClose").starts_with("aclrtIpcMemClose is missing: install CANN 8.5 or later"));
     }
 }

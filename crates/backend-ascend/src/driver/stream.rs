@@ -32,13 +32,13 @@ impl Kernel {
         names: [&str; N],
     ) -> Result<[Self; N], AscendError> {
         let table = device.bind()?;
-        let no_text =
-            |_| AscendError::Call { call: "aclrtBinaryLoadFromFile", cause: name_of(RT_FILE_OPEN), code: RT_FILE_OPEN };
+        let unread = |cause| AscendError::KernelsUnread { path: path.display().to_string(), cause };
+        let no_text = |_| unread(name_of(RT_FILE_OPEN));
         let file = CString::new(path.as_os_str().as_encoded_bytes()).map_err(no_text)?;
         let mut binary = ptr::null_mut();
         // SAFETY: the path ends with zero, there are no options, and `binary` is written to.
         let code = unsafe { table.load_binary()?(file.as_ptr(), ptr::null(), &raw mut binary) };
-        check(table, "aclrtBinaryLoadFromFile", code)?;
+        check(table, "aclrtBinaryLoadFromFile", code).map_err(|error| unread(error.to_string()))?;
         let mut kernels = [Self(Object(ptr::null_mut())); N];
         for (name, kernel) in names.into_iter().zip(&mut kernels) {
             let name = CString::new(name).map_err(no_text)?;

@@ -5,13 +5,13 @@ use std::mem::size_of;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{Member, Parts};
 use ep_core::topology::Reach;
 use ep_core::{Error, Layout, Rank};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{Node, Window, register, window};
-use crate::driver::{Admitted, DESCRIBED, Device, Imported, KEY, Key, done};
+use crate::driver::{Admitted, DESCRIBED, Device, Exported, Imported, KEY, Key, Memory, done};
 
 /// How long processes wait for each other at least when they meet: one may have to compile kernels first.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,24 +48,18 @@ impl Node {
         member: &Arc<Member>,
         within: Duration,
     ) -> Result<Arc<Self>, Error> {
-        let (topology, me, patience) = (*layout.topology(), member.rank(), within.max(PATIENCE));
+        let (topology, me) = (*layout.topology(), member.rank());
         let settings = layout.hash(&layout.settings().rings());
-        let (process, ordinal) = (device.process_number()?, device.ordinal());
-        let own = Hello { settings, process, device: ordinal, cores, pad: 0 };
-        let hellos: Vec<Hello> = told(member.all_gather(own.as_bytes(), patience))?;
-        topology.all().zip(&hellos).try_for_each(|(rank, theirs)| own.fits(rank, theirs))?;
+        let ordinal = device.ordinal();
+        let hello = || Ok(Hello { settings, process: device.process_number()?, device: ordinal, cores, pad: 0 });
+        let (own, hellos) = tell(member, hello(), |own| *own, within)?;
+        let fit = topology.all().zip(&hellos).try_for_each(|(rank, theirs)| own.fits(rank, theirs));
 
-        let own = window(device, layout)?;
         let near = topology.all().zip(&hellos).filter(|(rank, _)| topology.reach(me, *rank) == Reach::Near);
         let near: Vec<i32> = near.map(|(_, hello)| hello.process).collect();
-        let exported = if near.is_empty() { None } else { Some(own.export(&near)?) };
         let is_far = topology.nodes() > 1;
-        let mut names = Named { near: exported.as_ref().map_or([0; KEY], |it| it.key().0), far: [0; DESCRIBED] };
-        if is_far {
-            register(&own)?;
-            names.far = done("a description of memory", (device.network()?.describe)(ordinal))?;
-        }
-        let names: Vec<Named> = told(member.all_gather(names.as_bytes(), patience))?;
+        let brought = fit.and_then(|()| bring(device, layout, &near, is_far));
+        let ((own, exported, _), names) = tell(member, brought, |(.., names)| *names, within)?;
         let theirs = topology.all().zip(&names).map(|(rank, names)| match topology.reach(me, rank) {
             Reach::Own => Ok(None),
             Reach::Near => Imported::open(device, Key(names.near))
@@ -76,11 +70,8 @@ impl Node {
                 .map_err(|error| unreached(rank, error, "cards that reach each other")),
         });
         let theirs: Result<Vec<Option<Window>>, Error> = theirs.collect();
-        // Nobody begins before all reach all, and all learn who does not.
-        let said = theirs.as_ref().map_or_else(ToString::to_string, |_| String::new());
-        let said = member.all_gather(said.as_bytes(), patience).map_err(meeting)?;
-        let theirs = theirs?;
-        topology.all().zip(said).try_for_each(|(rank, said)| reached(rank, said.as_deref()))?;
+        // Nobody begins before all reach all.
+        let theirs = together(member, theirs, within)?;
         let mut own = Some(own);
         let windows = theirs.into_iter().map(|window| window.or_else(|| own.take().map(Window::Here)));
         let windows = windows.collect::<Option<Vec<_>>>().ok_or_else(|| meeting("a rank that meets itself twice"))?;
@@ -117,14 +108,53 @@ impl Hello {
     }
 }
 
+/// What a rank brings to the others of its server, `near`, and to those of other servers: its window, by what the system knows it, and its names.
+fn bring(
+    device: &Arc<Device>,
+    layout: &Layout,
+    near: &[i32],
+    is_far: bool,
+) -> Result<(Memory, Option<Exported>, Named), Error> {
+    let own = window(device, layout)?;
+    let exported = if near.is_empty() { None } else { Some(own.export(near)?) };
+    let mut names = Named { near: exported.as_ref().map_or([0; KEY], |it| it.key().0), far: [0; DESCRIBED] };
+    if is_far {
+        register(&own)?;
+        names.far = done("a description of memory", (device.network()?.describe)(device.ordinal()))?;
+    }
+    Ok((own, exported, names))
+}
+
+/// Of what `own` has come to: what all ranks tell, or who has failed, and why.
+fn tell<T, N: FromBytes + IntoBytes + Immutable>(
+    member: &Member,
+    own: Result<T, Error>,
+    named: impl Fn(&T) -> N,
+    within: Duration,
+) -> Result<(T, Vec<N>), Error> {
+    let bytes = |own: &T| named(own).as_bytes().to_vec();
+    let (own, all) = member.try_all_gather(own, bytes, within.max(PATIENCE), meeting)?;
+    Ok((own, told(all)?))
+}
+
+/// What `own` has come to, when that of all ranks has gone well.
+pub(crate) fn together<T>(member: &Member, own: Result<T, Error>, within: Duration) -> Result<T, Error> {
+    member.try_all_gather(own, |_| Vec::new(), within.max(PATIENCE), meeting).map(|(own, _)| own)
+}
+
+/// Tells the others, which have begun to meet, what has failed here before.
+pub(crate) fn tell_failed(member: &Member, error: &Error, within: Duration) {
+    member.tell_failed(error, within.max(PATIENCE));
+}
+
 /// What all ranks told.
-fn told<T: FromBytes + IntoBytes>(all: Result<Vec<Option<Vec<u8>>>, ep_bootstrap::Error>) -> Result<Vec<T>, Error> {
+fn told<T: FromBytes + IntoBytes>(all: Parts) -> Result<Vec<T>, Error> {
     let of = |(rank, told): (u32, Option<Vec<u8>>)| {
         let told = told.ok_or_else(|| meeting(format_args!("rank {rank} was given up")))?;
         let wrong = |_| meeting(format_args!("rank {rank} told {} bytes, expected {}", told.len(), size_of::<T>()));
         T::read_from_bytes(&told).map_err(wrong)
     };
-    (0..).zip(all.map_err(meeting)?).map(of).collect()
+    (0..).zip(all).map(of).collect()
 }
 
 fn meeting(problem: impl Display) -> Error {
@@ -133,15 +163,6 @@ fn meeting(problem: impl Display) -> Error {
         problem,
         "look at what the rank that is named printed, and start all anew",
     )
-}
-
-/// What a rank said of the others' windows: nothing where it reaches them all.
-fn reached(rank: Rank, said: Option<&[u8]>) -> Result<(), Error> {
-    match said {
-        Some([]) => Ok(()),
-        Some(said) => Err(meeting(format_args!("rank {rank}: {}", String::from_utf8_lossy(said)))),
-        None => Err(meeting(format_args!("rank {rank} was given up"))),
-    }
 }
 
 /// A window that this rank does not reach.
@@ -160,7 +181,7 @@ mod tests {
         assert!(own.fits(Rank(2), &Hello { process: 4, device: 1, ..own }).is_ok());
         assert_eq!(said(Hello { cores: 40, ..own }), "cores of all roles of rank 2 is 40, allowed: 48, as this rank's");
         assert!(said(Hello { settings: 8, ..own }).starts_with("hash of shape, topology and settings of rank 2 is 0x"));
-        let complaint = |parts: Vec<Option<Vec<u8>>>| told::<Hello>(Ok(parts)).unwrap_err().to_string();
+        let complaint = |parts: Vec<Option<Vec<u8>>>| told::<Hello>(parts).unwrap_err().to_string();
         assert!(
             complaint(vec![Some(own.as_bytes().to_vec()), Some(vec![1; 5])])
                 .contains("rank 1 told 5 bytes, expected 24")

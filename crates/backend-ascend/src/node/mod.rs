@@ -1,6 +1,6 @@
 //! The windows of all ranks, each on a device of this process or of another one, and the queues between servers.
 
-mod met;
+pub(crate) mod met;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -143,6 +143,23 @@ fn a_process_that_was_told_something_else_is_refused_by_all() {
     }
 }
 
+/// Before the ranks have met, and behind it.
+#[test]
+fn what_one_process_lacks_is_told_to_all_and_nobody_waits() {
+    for (plan, lacks) in [("no device", "77"), ("no kernels", "nowhere.o")] {
+        let began = Instant::now();
+        let mut started = ranks(1, 3, plan).start();
+        let said: Vec<String> = started.iter().map(Started::hear).collect();
+        let own = &said[rank::POOR.index()];
+        assert!(own.contains(lacks), "{own}");
+        let others = format!("the start of rank 1 failed: {own}; mend that there, and start again, on all ranks");
+        assert!(said[0] == others && said[2] == others, "{said:?}");
+        started.iter_mut().for_each(Started::succeeds);
+        // Less than they wait for a rank that does not come.
+        assert!(began.elapsed() < Duration::from_secs(50), "after {:?}", began.elapsed());
+    }
+}
+
 /// A rank that never comes, and one that believes in another number of ranks: the others say which.
 #[test]
 fn a_rank_that_is_missing_or_counts_otherwise_is_named() {

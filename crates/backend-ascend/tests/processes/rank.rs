@@ -11,13 +11,16 @@ use ep_ascend::{AscendEndpoint, Cluster, Roles, block_on};
 use ep_bootstrap::{Environment, Member, Secret};
 use ep_conformance::processes::plans::{Apart, Haunted, Layer, endure, haunted, pulling, verified};
 use ep_conformance::processes::started::{PLAN, say};
-use ep_core::{Error, Nanos, RankSet, Settings};
+use ep_core::{Error, Nanos, Rank, RankSet, Settings};
 
 use super::{DEADLINE, LIBRARY};
 
 const LONG: Duration = Duration::from_secs(30);
 /// Rounds after the recovery, beside which the zombie goes on.
 const BESIDE: u32 = 40;
+
+/// The rank that lacks something, where one does.
+pub(super) const POOR: Rank = Rank(1);
 
 /// Few cores, so that a round takes milliseconds; of servers, queues and forwarders, too.
 const fn roles(nodes: u32) -> Roles {
@@ -37,14 +40,27 @@ impl Apart for Twins {
     type Endpoint = AscendEndpoint;
 
     fn join(&self, layer: &Layer, member: &Arc<Member>, deadline: Nanos) -> Result<AscendEndpoint, Error> {
-        let (shape, topology) = (*layer.world.shape(), *layer.world.topology());
-        let settings = Settings::builder(&shape, &topology).slots(self.slots).low_latency(true).deadline(deadline);
-        let builder = Cluster::builder(topology, self.kernels.clone()).settings(settings.build()?).roles(self.roles);
-        builder.devices(vec![member.rank().0]).join(&self.table, shape, member)
+        self.join_on(member.rank().0, layer, member, deadline)
     }
 
     fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
         block_on(work)
+    }
+}
+
+impl Twins {
+    /// On this NPU.
+    fn join_on(
+        &self,
+        device: u32,
+        layer: &Layer,
+        member: &Arc<Member>,
+        deadline: Nanos,
+    ) -> Result<AscendEndpoint, Error> {
+        let (shape, topology) = (*layer.world.shape(), *layer.world.topology());
+        let settings = Settings::builder(&shape, &topology).slots(self.slots).low_latency(true).deadline(deadline);
+        let builder = Cluster::builder(topology, self.kernels.clone()).settings(settings.build()?).roles(self.roles);
+        builder.devices(vec![device]).join(&self.table, shape, member)
     }
 }
 
@@ -79,6 +95,11 @@ fn a_rank_that_was_started() {
             let roles = Roles { senders: 2 + member.rank().0, ..twins.roles };
             differ(&Twins { roles, ..twins }, &member);
         }
+        "no device" => lack(&twins, if member.rank() == POOR { 77 } else { member.rank().0 }, &member),
+        "no kernels" => {
+            let kernels = if member.rank() == POOR { PathBuf::from("nowhere.o") } else { twins.kernels.clone() };
+            lack(&Twins { kernels, ..twins }, member.rank().0, &member);
+        }
         other => panic!("no plan {other}"),
     }
     if let Some(fault) = session.fault() {
@@ -109,5 +130,13 @@ fn differ(twins: &Twins, member: &Arc<Member>) {
     let topology = ep_core::Topology::new(1, member.world()).expect("a topology");
     let layer = Layer::new(topology, RankSet::new());
     say(twins.join(&layer, member, Nanos::from_secs(20)).expect_err("others were told other things"));
+    let _ = member.barrier(LONG);
+}
+
+/// Ranks of which one lacks something, on this device.
+fn lack(twins: &Twins, device: u32, member: &Arc<Member>) {
+    let topology = ep_core::Topology::new(1, member.world()).expect("a topology");
+    let layer = Layer::new(topology, RankSet::new());
+    say(twins.join_on(device, &layer, member, Nanos::from_secs(60)).expect_err("a rank lacks something"));
     let _ = member.barrier(LONG);
 }

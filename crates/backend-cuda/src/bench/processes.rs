@@ -13,7 +13,7 @@ use crate::build::{self, Source};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::memory;
-use crate::node::Node;
+use crate::node::{Node, window};
 use crate::rank::{Options, RankDevice};
 
 /// How long ranks wait for each other: one may have kernels to compile, or rows to compare.
@@ -37,12 +37,22 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
         return Err(Error::invalid("ranks", plan.ranks, format_args!("{}, the processes", member.world())));
     }
     let (layout, me) = (plan.layout()?, member.rank());
-    let device = devices(plan.ranks)?.swap_remove(me.index());
-    memory::admit(slice::from_ref(&device), &plan.footprint()?)?;
-    // Before the ranks wait for each other: it may take long.
-    let window = build::specialises().then(|| KernelWindow::from(&layout));
-    Kernels::of(&device, false, None, window.as_ref())?;
-    let node = Node::met(&device, &layout, member, WITHIN, false)?;
+    let own = || {
+        let device = devices(plan.ranks)?.swap_remove(me.index());
+        memory::admit(slice::from_ref(&device), &plan.footprint()?)?;
+        // Before the ranks wait for each other: it may take long.
+        let shape = build::specialises().then(|| KernelWindow::from(&layout));
+        Kernels::of(&device, false, None, shape.as_ref())?;
+        let window = window(&device, &layout, false)?;
+        let handle = window.handle()?.to_bytes().to_vec();
+        Ok((device, window, handle))
+    };
+    let not_met = |error| CudaError::meeting(error).into();
+    let ((device, window, _), handles) =
+        member.try_all_gather(own(), |(.., handle)| handle.clone(), WITHIN, not_met)?;
+    let (node, reached) = Node::met(&device, window, &layout, member, WITHIN, &handles);
+    // Nobody begins before all reach all.
+    member.try_all_gather(reached, |()| Vec::new(), WITHIN, not_met)?;
     let options = Options::of_bench(1);
     let rank = RankDevice::new(&device, &layout, me, &node, options, None, None)?;
     drop(node);

@@ -4,18 +4,19 @@ use std::slice::from_ref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ep_bootstrap::{Member, Peers};
+use ep_bootstrap::{Member, Parts, Peers};
 use ep_core::layout::KernelWindow;
-use ep_core::{Error, Shape};
+use ep_core::{Error, Layout, Shape};
 
 use super::{Builder, present, queues};
-use crate::driver::Device;
+use crate::driver::{Device, DeviceMemory, MemoryHandle};
 use crate::endpoint::CudaEndpoint;
 use crate::error::CudaError;
+use crate::far::Network;
 use crate::kernels::Kernels;
 use crate::memory;
-use crate::node::{Node, PATIENCE, number_here};
-use crate::rank::{RankDevice, check_low};
+use crate::node::{Node, PATIENCE, number_here, window};
+use crate::rank::{Options, RankDevice, check_low};
 
 impl Builder {
     /// One rank of ranks that are processes, all of which call this with the same shape and settings: that of
@@ -29,43 +30,102 @@ impl Builder {
     /// Those of [`build`](Self::build); [`Error::Unsupported`] with the rank that did not come, has other settings, runs on another host
     /// than its node, or cannot be reached by the network.
     pub fn join(self, shape: Shape, member: &Arc<Member>) -> Result<CudaEndpoint, Error> {
-        let (me, ranks) = (member.rank(), self.topology.ranks());
+        let ranks = self.topology.ranks();
         if member.world() != ranks {
             let limit = format_args!("{}, the processes", member.world());
             return Err(Error::invalid("ranks of the topology", ranks, limit));
         }
+        // What is wrong with sizes all ranks find alike; of what one lacks the others hear.
         let layout = self.layout(&shape, self.multiprocessors)?;
-        present()?;
         let deadline = Duration::from_nanos(layout.settings().deadline().0);
         let patience = deadline.max(PATIENCE);
-        let number = number_here(&layout, member, patience)?;
-        let gpus = self.chosen_gpus(number..number + 1)?;
-        let device = Device::open(gpus[0])?;
-        let options = self.options(from_ref(&device), 1)?;
-        let layout = self.layout(&shape, Some(options.blocks))?;
-        check_low(&device, &layout)?;
-        memory::admit(from_ref(&device), &memory::of_window(&layout))?;
-        let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
-        // Before the ranks wait for each other: it may take long.
-        let window = options.specialises.then(|| KernelWindow::from(&layout));
-        let lanes = network.map(|network| network.source());
-        Kernels::of(&device, self.checks.is_some(), lanes.as_ref(), window.as_ref())?;
-        let node = Node::met(&device, &layout, member, deadline, self.poisons())?;
-        // Processes give their offers by the control plane.
-        let unused = Arc::default();
-        let network = network.map(|network| (network, &unused));
-        let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref(), network)?;
-        let peers = Peers::Processes(Arc::clone(member));
-        let endpoint = CudaEndpoint::new(rank, me, peers, self.wait_for_kernels);
-        // Processes that share a GPU have queues each.
-        queues::check(1, endpoint.copies_between_nodes())?;
+        let number = number_here(&layout, member, present(), patience)?;
+        let (Own { device, layout, options, window, .. }, handles) =
+            gather(member, self.own(&shape, number), |own| own.handle.to_bytes().to_vec(), patience)?;
+        let (node, reached) = Node::met(&device, window, &layout, member, deadline, &handles);
+        let endpoint = match reached.and_then(|()| self.endpoint(&device, &layout, member, &node, options)) {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                member.tell_failed(&error, patience);
+                // As the others do when they hear it.
+                node.part();
+                return Err(error);
+            }
+        };
+        // Nobody begins before all reach all.
+        let offer = offer(&endpoint);
+        let (_, offers) = gather(member, offer, |offer| offer.clone().unwrap_or_default(), patience)?;
         if let Some(far) = endpoint.far() {
-            let offer = far.lanes().offer()?;
-            let offers = member.all_gather(&offer, patience).map_err(CudaError::meeting)?;
-            far.lanes().connect(&offers)?;
             // Nobody posts before all are connected.
-            member.barrier(patience).map_err(CudaError::meeting)?;
+            gather(member, far.lanes().connect(&offers), |()| Vec::new(), patience)?;
         }
         Ok(endpoint)
     }
+
+    /// What the rank that has this number on its host brings to the meeting.
+    fn own(&self, shape: &Shape, number: u32) -> Result<Own, Error> {
+        let gpus = self.chosen_gpus(number..number + 1)?;
+        let device = Device::open(gpus[0])?;
+        let options = self.options(from_ref(&device), 1)?;
+        let layout = self.layout(shape, Some(options.blocks))?;
+        check_low(&device, &layout)?;
+        memory::admit(from_ref(&device), &memory::of_window(&layout))?;
+        // Before the ranks wait for each other: it may take long.
+        let shape = options.specialises.then(|| KernelWindow::from(&layout));
+        let lanes = self.network().map(|network| network.source());
+        Kernels::of(&device, self.checks.is_some(), lanes.as_ref(), shape.as_ref())?;
+        let window = window(&device, &layout, self.poisons())?;
+        let handle = window.handle()?;
+        Ok(Own { device, layout, options, window, handle })
+    }
+
+    /// The rank itself, which reaches the windows of its node.
+    fn endpoint(
+        &self,
+        device: &Arc<Device>,
+        layout: &Layout,
+        member: &Arc<Member>,
+        node: &Arc<Node>,
+        options: Options,
+    ) -> Result<CudaEndpoint, Error> {
+        let me = member.rank();
+        // Processes give their offers by the control plane.
+        let unused = Arc::default();
+        let network = self.network().map(|network| (network, &unused));
+        let rank = RankDevice::new(device, layout, me, node, options, self.checks.as_ref(), network)?;
+        Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
+    }
+
+    /// How ranks reach other nodes, where there are any.
+    fn network(&self) -> Option<&dyn Network> {
+        self.network.as_deref().filter(|_| self.topology.nodes() > 1)
+    }
+}
+
+/// How other nodes reach a rank, where there are any.
+fn offer(endpoint: &CudaEndpoint) -> Result<Option<Vec<u8>>, Error> {
+    // Processes that share a GPU have queues each.
+    queues::check(1, endpoint.copies_between_nodes())?;
+    endpoint.far().map(|far| far.lanes().offer()).transpose()
+}
+
+/// What a rank brings to the meeting.
+struct Own {
+    device: Arc<Device>,
+    /// With kernels of so many blocks as its GPU has.
+    layout: Layout,
+    options: Options,
+    window: DeviceMemory,
+    /// What others open the window by.
+    handle: MemoryHandle,
+}
+
+/// A meeting of all ranks, which hear who has failed ([`Member::try_all_gather`]).
+fn gather<T>(
+    member: &Member,
+    own: Result<T, Error>,
+    told: impl FnOnce(&T) -> Vec<u8>,
+    within: Duration,
+) -> Result<(T, Parts), Error> {
+    member.try_all_gather(own, told, within, |error| CudaError::meeting(error).into())
 }

@@ -34,10 +34,16 @@ impl Told {
 ///
 /// # Errors
 /// [`Error::Unsupported`] naming a rank of this node that runs elsewhere; what [`CudaError::Meeting`] says of ranks that did not come, or
-/// have another layout.
-pub(crate) fn number_here(layout: &Layout, member: &Member, within: Duration) -> Result<u32, Error> {
+/// have another layout; `before`, what this rank has failed with before, and of other ranks.
+pub(crate) fn number_here<T>(
+    layout: &Layout,
+    member: &Member,
+    before: Result<T, Error>,
+    within: Duration,
+) -> Result<u32, Error> {
     let (me, own) = (member.rank(), Told { hash: layout.hash(&layout.settings().rings()), host: host() });
-    let all = member.all_gather(&own.to_bytes(), within).map_err(CudaError::meeting)?;
+    let not_met = |error| CudaError::meeting(error).into();
+    let (_, all) = member.try_all_gather(before, |_| own.to_bytes(), within, not_met)?;
     let near = |rank| layout.topology().reach(me, rank) == Reach::Near;
     let here = (0..).map(Rank).zip(&all).map(|(rank, told)| is_here(rank, told.as_deref(), &own, near(rank)));
     let here = here.collect::<Result<Vec<_>, _>>()?;

@@ -21,6 +21,7 @@ mod posted;
 mod specialised;
 #[path = "../common/stalled.rs"]
 mod stalled;
+mod started;
 #[path = "../common/striped.rs"]
 mod striped;
 #[path = "../common/tags.rs"]
@@ -272,7 +273,11 @@ fn main() -> ExitCode {
     let disturbed = Trial::test(format!("disturbed::{headers}"), || run_case(headers, disturbed()).map_err(Into::into));
     let suite = suite.with(vec![disturbed.with_ignored_flag(absent.is_some())]);
     let patient = OnTwin(Cuda { deadline: Some(DEADLINE), ..Cuda::new() });
-    let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent), timed::trial(absent)]);
+    let suite = suite.with(planted.collect()).with(vec![
+        tags::trial(patient, absent),
+        timed::trial(absent),
+        started::trial(absent),
+    ]);
     let suite = suite
         .with(early::trials(absent))
         .with(specialised::trials(absent))

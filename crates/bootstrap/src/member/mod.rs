@@ -3,8 +3,10 @@
 mod agree;
 mod handshake;
 mod link;
+mod part;
 mod settings;
 
+pub use part::Parts;
 pub use settings::Settings;
 
 use std::net::TcpListener;
@@ -163,7 +165,7 @@ impl Member {
     /// # Errors
     /// As [`barrier`](Self::barrier); [`Error::Invalid`] for more than [`MAX_CONTRIBUTION`] bytes, and
     /// [`Verdict::TooLong`] when all contributions together do not fit a message.
-    pub fn all_gather(&self, bytes: &[u8], within: Duration) -> Result<Vec<Option<Vec<u8>>>, Error> {
+    pub fn all_gather(&self, bytes: &[u8], within: Duration) -> Result<Parts, Error> {
         let parts = self.meet(Call::AllGather, Collective::AllGather, self.contribution(bytes)?, within)?;
         Ok(parts.into_iter().map(|part| part.map(ByteBuf::into_vec)).collect())
     }

@@ -23,6 +23,48 @@ fn all_gather_gives_everybody_everything_by_rank() {
 }
 
 #[test]
+fn who_has_nothing_to_bring_is_named_to_all_with_its_words_and_the_next_meeting_goes_well() {
+    let broken = |error: Error| ep_core::Error::broken("a meeting", error, "none");
+    let heard = ranks(4, |member| {
+        let me = member.rank();
+        let own = match me.0 {
+            1 | 3 => Err(ep_core::Error::broken(format_args!("the oven of rank {me}"), "cold", "heat it")),
+            _ => Ok(me),
+        };
+        let heard = member.try_all_gather(own, |_| vec![1], LONG, broken).map(drop).unwrap_err().to_string();
+        // What looks like words of a rank that has nothing is a part, too.
+        let parts = member.try_all_gather(Ok(me), |me| vec![1, me.0 as u8], LONG, broken).unwrap();
+        assert_eq!(parts, (me, (0..4).map(|rank| Some(vec![1, rank])).collect()));
+        heard
+    });
+    let own = |rank: u32| format!("the oven of rank {rank} failed: cold; heat it");
+    let others = format!("the start of rank 1 failed: {}; mend that there, and start again, on all ranks", own(1));
+    assert_eq!(heard, [others.clone(), own(1), others, own(3)]);
+}
+
+#[test]
+fn words_without_end_are_cut_and_parts_of_another_kind_are_refused() {
+    let broken = |error: Error| ep_core::Error::broken("a meeting", error, "none");
+    let heard = ranks(3, |member| {
+        let own = match member.rank().0 {
+            0 => Err(ep_core::Error::broken("all", "ä".repeat(1 << 20), "")),
+            _ => Ok(()),
+        };
+        let heard = member.try_all_gather(own, |()| Vec::new(), LONG, broken).unwrap_err().to_string();
+        let mixed = match member.rank().0 {
+            0 => member.all_gather(&[7; 5], LONG).map(drop).map_err(broken),
+            _ => member.try_all_gather(Ok(()), |()| Vec::new(), LONG, broken).map(drop),
+        };
+        (heard, mixed.map_err(|error| error.to_string()))
+    });
+    assert!(heard[0].0.len() > 2 << 20 && heard[0].1.is_ok());
+    for (words, mixed) in &heard[1..] {
+        assert!((900..1200).contains(&words.len()) && words.contains("failed: ää"), "{}", words.len());
+        assert!(mixed.as_ref().unwrap_err().contains("rank 0 told 5 bytes of another kind"), "{mixed:?}");
+    }
+}
+
+#[test]
 fn nobody_leaves_a_barrier_before_all_have_come() {
     let come = AtomicU32::new(0);
     ranks(5, |member| {
