@@ -201,11 +201,14 @@ EP_DEV void ep_control(EpCore& c) {
         if (ep_is_neighbour(c, peer)) ep_announce(c, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, c.op << 3 | r.kind, EP_MAIL_OPENING);
     const bool right = ep_attend(c, k, false);
     if (right && !c.failed) ep_finish(c, k);
-    if (r.w.nodes == 1) return;
-    /* The coordinators end behind all others: what was said last is theirs to post. */
-    ep_store_word(c, ep_mail_over(c), c.mark, 8);
-    ep_attend(c, k, true);
-    if (right && !c.failed) ep_end_op(c);
+    if (r.w.nodes > 1) {
+        /* The coordinators end behind all others: what was said last is theirs to post. */
+        ep_store_word(c, ep_mail_over(c), c.mark, 8);
+        ep_attend(c, k, true);
+        if (right && !c.failed) ep_end_op(c);
+    }
+    /* The host takes the launch for done when this says so: a core that has crashed reports nothing. */
+    if (right && !c.failed) ep_end(c);
 }
 
 #endif

@@ -20,9 +20,9 @@ template <class Kernel> EP_DEV void ep_play(GM_ADDR args) {
     ep_load_struct(a, (ep_u64)args);
     EpCore c;
     if (!ep_begin(c, a.launch, common.Get<uint64_t>())) {
-        /* The operation may come again under the same number: nothing of it has ended. */
+        /* The operation may come again under the same number: nothing of it has ended. What the control core says is the host's to read. */
         if (EP_PLANTED(c, ENDED_UNBEGUN)) ep_end(c);
-        else ep_end_late(c);
+        else if (c.number != c.launch.roles.senders) ep_end_late(c);
         return;
     }
     const EpRoles& roles = c.launch.roles;

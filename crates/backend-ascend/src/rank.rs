@@ -85,6 +85,15 @@ pub(crate) struct Call {
     pub(crate) alike: u64,
 }
 
+/// Which launch of an operation ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OpEnd {
+    /// One that another follows.
+    Followed,
+    /// The last one.
+    Last,
+}
+
 /// One rank on its device.
 ///
 /// # Safety of its launches
@@ -286,6 +295,12 @@ impl RankDevice {
         Ok(report[0].error(me))
     }
 
+    /// Whether a launch of operation `op` has come to its end on all cores, as the control core has found. Nothing of this rank runs.
+    pub(crate) fn is_done(&self, op: u64, end: OpEnd) -> Result<bool, AscendError> {
+        let line = size_of::<Line>() * self.options.roles.senders as usize + offset_of!(Line, ended);
+        Ok(self.lines.values::<u64>(line, 1)?[0] == op << 1 | u64::from(end == OpEnd::Last))
+    }
+
     /// The end of what is enqueued.
     pub(crate) fn record(&self) -> Result<Event, AscendError> {
         self.stream.record()
@@ -307,6 +322,11 @@ impl RankDevice {
         }
     }
 
+    /// How long a kernel may wait for others, in nanoseconds, and a second for its work.
+    const fn longest(&self) -> u64 {
+        self.view.allowed.saturating_mul(2).saturating_add(1_000_000_000)
+    }
+
     /// # Safety
     /// As [`RankDevice`] says; `args` is the struct that the kernel takes, in `place`, which no launch under way uses.
     unsafe fn launch<A: IntoBytes + Immutable>(
@@ -319,7 +339,7 @@ impl RankDevice {
         memory.write(0, args.as_bytes())?;
         // SAFETY: `ep_args.h` declares the struct to the kernel from that very struct; what it names of this value's lives as long as the value,
         // which outlives its launches (see the endpoint's Drop). Of the rest the caller promises it.
-        unsafe { self.stream.launch(kernel, self.options.roles.cores(), memory) }
+        unsafe { self.stream.launch(kernel, self.options.roles.cores(), memory, self.longest()) }
     }
 
     /// Positions and counts of a batch, before the exchange of counts; `args` without what cores tell each other.
@@ -399,7 +419,7 @@ impl RankDevice {
     pub(crate) unsafe fn probe(&self, scripts: u32, args: &Memory) -> Result<(), AscendError> {
         let [kernel] = Kernel::load(self.device(), &self.kernels_path, ["ep_probe_kernel"])?;
         // SAFETY: as the caller promises.
-        unsafe { self.stream.launch(kernel, scripts, args) }
+        unsafe { self.stream.launch(kernel, scripts, args, self.longest()) }
     }
 
     /// INT8 rows of bf16 rows.

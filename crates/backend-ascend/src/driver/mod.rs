@@ -26,7 +26,7 @@ pub(crate) use stream::Kernel;
 pub use stream::{Event, Stream};
 pub(crate) use table::{
     BATCH, DEVICE_TO_DEVICE, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P,
-    SCHEDULE_MODE,
+    SCHEDULE_MODE, STOP_ON_FAILURE, TIMEOUT,
 };
 pub use table::{LIBRARIES, LaunchAttribute, LaunchConfig, Table, is_present};
 

@@ -7,8 +7,11 @@ use std::sync::Arc;
 
 use super::{
     AscendError, BATCH, DEVICE_TO_DEVICE, Device, EVENT_COMPLETE, LaunchAttribute, LaunchConfig, Memory, RT_FILE_OPEN,
-    SCHEDULE_MODE, check, name_of,
+    SCHEDULE_MODE, STOP_ON_FAILURE, TIMEOUT, check, name_of,
 };
+
+/// Seconds, less than those after which the runtime ends a kernel of its own accord where nothing is said: 1091 on Atlas A2.
+const USUALLY_ALLOWED: u64 = 1000;
 
 /// By what a library calls something of its own.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +70,12 @@ impl Stream {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` is written to.
         check(table, "aclrtCreateStream", unsafe { table.create_stream()?(&raw mut stream) })?;
-        Ok(Self { device: Arc::clone(device), stream: Object(stream) })
+        let this = Self { device: Arc::clone(device), stream: Object(stream) };
+        // Otherwise an event behind a kernel that has crashed comes as if it had ended well.
+        // SAFETY: the stream lives.
+        let code = unsafe { table.set_failure_mode()?(this.stream.0, STOP_ON_FAILURE) };
+        check(table, "aclrtSetStreamFailureMode", code)?;
+        Ok(this)
     }
 
     /// Whose it is.
@@ -75,12 +83,19 @@ impl Stream {
         &self.device
     }
 
-    /// Enqueues a launch of `blocks` blocks, all resident at the same time, whose one parameter is the address of `args`.
+    /// Enqueues a launch of `blocks` blocks, all resident at the same time, whose one parameter is the address of `args`. It ends by itself within
+    /// `longest` nanoseconds.
     ///
     /// # Safety
     /// What `args` names is memory of the device, or windows that it reaches, with room for what the kernel's parameters say of it. It and
     /// `args` stay until the launch has ended.
-    pub(crate) unsafe fn launch(&self, kernel: Kernel, blocks: u32, args: &Memory) -> Result<(), AscendError> {
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        blocks: u32,
+        args: &Memory,
+        longest: u64,
+    ) -> Result<(), AscendError> {
         let table = self.device.bind()?;
         let mut list = ptr::null_mut();
         // SAFETY: the kernel's binary stays loaded, and `list` is written to.
@@ -92,8 +107,14 @@ impl Stream {
         check(table, "aclrtKernelArgsAppend", code)?;
         // SAFETY: the list was made above.
         check(table, "aclrtKernelArgsFinalize", unsafe { table.finalize_args()?(list) })?;
-        let attributes = [LaunchAttribute { id: SCHEDULE_MODE, value: [BATCH, 0, 0, 0] }];
-        let config = LaunchConfig { attributes: attributes.as_ptr(), count: attributes.len() };
+        let seconds = longest.div_ceil(1_000_000_000);
+        let allowed = u32::try_from(seconds).unwrap_or(u32::MAX).min(u16::MAX.into());
+        let attributes = [
+            LaunchAttribute { id: SCHEDULE_MODE, value: [BATCH, 0, 0, 0] },
+            LaunchAttribute { id: TIMEOUT, value: [allowed, 0, 0, 0] },
+        ];
+        let count = if seconds < USUALLY_ALLOWED { 1 } else { attributes.len() };
+        let config = LaunchConfig { attributes: attributes.as_ptr(), count };
         // SAFETY: kernel, stream and list live; the configuration is read before the call returns. Of the parameters the caller promises it.
         let code =
             unsafe { table.launch()?(kernel.0.0, blocks, self.stream.0, &raw const config, list, ptr::null_mut()) };

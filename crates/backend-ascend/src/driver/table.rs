@@ -49,6 +49,11 @@ pub struct LaunchConfig {
 pub(crate) const SCHEDULE_MODE: u32 = 1;
 pub(crate) const BATCH: u32 = 1;
 
+/// `ACL_RT_LAUNCH_KERNEL_ATTR_TIMEOUT`: seconds, 16 bits.
+pub(crate) const TIMEOUT: u32 = 7;
+/// `ACL_STOP_ON_FAILURE`: who asks for an event behind what failed hears of it.
+pub(crate) const STOP_ON_FAILURE: u64 = 1;
+
 macro_rules! table {
     ($($(#[$doc:meta])* $field:ident = $symbol:literal: ($($arg:ty),*) -> $result:ty;)*) => {
         /// Functions by which a host drives its devices, and a clock.
@@ -117,6 +122,8 @@ table! {
     memset = "aclrtMemset": (*mut c_void, usize, i32, usize) -> Code;
     /// Out: stream of the calling thread's device.
     create_stream = "aclrtCreateStream": (*mut *mut c_void) -> Code;
+    /// Stream, mode: whether what stands behind work that failed is done.
+    set_failure_mode = "aclrtSetStreamFailureMode": (*mut c_void, u64) -> Code;
     /// Stream.
     destroy_stream = "aclrtDestroyStream": (*mut c_void) -> Code;
     /// Out: event.

@@ -175,7 +175,7 @@ impl AscendEndpoint {
             reserved: 0,
         };
         self.keep([y.memory(), sums.memory()].into_iter().chain(placed.memory()));
-        self.is_running = true;
+        self.launched();
         // SAFETY: rows and slots are of this device, as many and as long as the struct says, kept until the launch has ended. What this rank launched
         // before has ended.
         unsafe { self.device.fold(&args) }?;

@@ -9,7 +9,7 @@ use ep_core::{Endpoint as _, Error};
 use super::replayed::Replayed;
 use super::{Array, AscendEndpoint, Rows};
 use crate::args;
-use crate::rank::Call;
+use crate::rank::{Call, OpEnd};
 
 impl AscendEndpoint {
     pub(super) async fn combine_rows(
@@ -43,6 +43,7 @@ impl AscendEndpoint {
             Array::filled(&device, if weights.is_some() { handle.tokens() as usize * topk } else { 0 }, 0)?;
         let call = Call { kind: Kind::Combine, rings, alike: handle.op().wrapping_add(options.said_alike()) };
 
+        self.unused().await?;
         self.desk.start();
         let plan = &kept.on_device;
         let mut bias_at = [0; 2];
@@ -77,11 +78,12 @@ impl AscendEndpoint {
         self.keep([y.memory(), out.memory(), sums.memory(), kept.source_token.memory()]);
         self.keep(plan.memory());
         self.keep(bias.iter().map(|bias| bias.memory()).chain(weights.map(Array::memory)));
-        self.is_running = true;
+        self.launched();
         // SAFETY: rows, plan and results are of this device, with room for the rows and tokens of the handle, and kept until the launch has
         // ended. What this rank launched before has ended, but for the sums of rows by expert.
         unsafe { self.device.combine(&args) }?;
         self.finish().await?;
+        self.check_done(OpEnd::Last)?;
         self.desk.set_poisoned(None);
         self.count(&kept.exchange, &call.rings, false)?;
         self.desk.ways.combined(handle.rows(), false);

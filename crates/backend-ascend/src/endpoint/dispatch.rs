@@ -11,7 +11,7 @@ use super::by_expert::{Placed, Spreading};
 use super::replayed::{DevicePlan, Replayed, first_rows};
 use super::{Array, AscendEndpoint, Rows};
 use crate::args;
-use crate::rank::Call;
+use crate::rank::{Call, OpEnd};
 
 type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
 
@@ -59,6 +59,7 @@ impl AscendEndpoint {
         let kind = if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch };
         let call = Call { kind, rings, alike: 0 };
 
+        self.unused().await?;
         let op = self.desk.start();
         if let Some(Choices { topk_idx, .. }) = choices {
             self.find_positions(&call, topk_idx, &on_device, options.repeats)?;
@@ -164,6 +165,7 @@ impl AscendEndpoint {
         let landing = self.landing(handle.rows(), false)?;
         let by_expert = kept.placed.as_ref().map(|placed| self.room_by_expert(placed.room())).transpose()?;
         let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), alike: handle.op() };
+        self.unused().await?;
         let op = self.desk.start();
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
         let rows = kept.exchange.received(self.desk.rank());
@@ -244,7 +246,7 @@ impl AscendEndpoint {
         };
         self.keep([topk_idx.memory()]);
         self.keep(on_device.memory());
-        self.is_running = true;
+        self.launched();
         // SAFETY: arrays of this device, of the lengths that the struct says, kept until the launch has ended. The operation has just begun, so
         // nothing of this rank runs.
         Ok(unsafe { self.device.positions(args) }?)
@@ -287,14 +289,17 @@ impl AscendEndpoint {
             bound,
         };
         self.keep(on_device.memory());
-        self.is_running = true;
+        self.launched();
         // SAFETY: arrays of this device, of the lengths that the struct says, kept until the launch has ended. Of this rank nothing else runs but
         // the launch that finds its positions.
         unsafe { self.device.counts(&args) }?;
         self.finish().await?;
         match self.device.bad_token()? {
             Some(_) => Ok(None),
-            None => on_device.exchanged().map(Some),
+            None => {
+                self.check_done(OpEnd::Followed)?;
+                on_device.exchanged().map(Some)
+            }
         }
     }
 
@@ -323,12 +328,13 @@ impl AscendEndpoint {
     ) -> Result<Option<Rows>, Error> {
         self.keep([x.memory(), landing.x.memory(), landing.topk_idx.memory(), landing.topk_weights.memory()]);
         self.keep(on_device.memory());
-        self.is_running = true;
+        self.launched();
         // SAFETY: rows, plan and results are of this device, with room for the tokens and rows that the plan has, and kept until the launch has
         // ended. What this rank launched before has ended.
         unsafe { self.device.dispatch(args) }?;
         let Some(spreading) = spreading else {
             self.finish().await?;
+            self.check_done(OpEnd::Last)?;
             return Ok(None);
         };
         let (taken, room) = (spreading.placed.taken(), spreading.placed.room());
@@ -338,6 +344,7 @@ impl AscendEndpoint {
         }
         self.spread(args.launch, &landing.x, on_device, &spreading)?;
         self.finish().await?;
+        self.check_done(OpEnd::Last)?;
         self.check_spread(spreading.placed)?;
         if taken < room {
             spreading.out.zero_from(taken)?;

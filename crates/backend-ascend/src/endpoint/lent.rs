@@ -40,8 +40,7 @@ impl AscendEndpoint {
         // SAFETY: as the caller promises.
         let event = unsafe { self.device.stream().follow(stream) }?;
         self.keep([Arc::new(event) as _]);
-        // What was recorded before does not say when the event has been passed.
-        (self.is_running, self.running) = (true, None);
+        self.enqueued();
         Ok(())
     }
 
@@ -84,7 +83,7 @@ impl AscendEndpoint {
         self.keep([own.memory()]);
         // SAFETY: as the caller promises; there is room for so many numbers.
         unsafe { self.device.stream().copy(own.address(), address, len * size_of::<T>()) }?;
-        (self.is_running, self.running) = (true, None);
+        self.enqueued();
         Ok(own)
     }
 
@@ -175,7 +174,7 @@ impl AscendEndpoint {
     pub async unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), Error> {
         // SAFETY: as the caller promises.
         unsafe { self.device.stream().copy(to, from, bytes) }?;
-        (self.is_running, self.running) = (true, None);
+        self.enqueued();
         self.ended().await
     }
 }

@@ -36,7 +36,7 @@ use ep_core::topology::Reach;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, OutboxUse, Phase, Rank, RankSet, Rings};
 
 use crate::driver::{AscendError, Event, Table};
-use crate::rank::RankDevice;
+use crate::rank::{OpEnd, RankDevice};
 pub use lent::LowPlaces;
 use low_latency::LowHalves;
 pub use low_latency::{Combining, Dispatching, LowHandle};
@@ -53,9 +53,11 @@ pub struct AscendEndpoint {
     desk: Desk,
     stats: Stats,
     peers: Peers,
-    /// Whether something was launched that has not ended; the end of it, once it is recorded.
+    /// Whether something was enqueued that has not ended; the end of it, once it is recorded. And whether kernels are among it, which use the
+    /// parameters of their launches.
     is_running: bool,
     running: Option<Event>,
+    has_launched: bool,
     /// Memory that launches use which have not ended.
     in_use: Vec<Held>,
     /// Events that users' streams wait for, each with one behind the wait.
@@ -90,6 +92,7 @@ impl AscendEndpoint {
             peers,
             is_running: false,
             running: None,
+            has_launched: false,
             in_use: Vec::new(),
             led: Vec::new(),
             low,
@@ -114,6 +117,22 @@ impl AscendEndpoint {
     /// Keeps memory until what is launched next has ended.
     fn keep(&mut self, memory: impl IntoIterator<Item = Held>) {
         self.in_use.extend(memory);
+    }
+
+    /// Something is enqueued: what was recorded before does not say when that has ended.
+    fn enqueued(&mut self) {
+        (self.is_running, self.running) = (true, None);
+    }
+
+    /// The same of a kernel.
+    fn launched(&mut self) {
+        self.enqueued();
+        self.has_launched = true;
+    }
+
+    /// Waits for kernels that a call has left which was dropped: their parameters lie where the next launches' go.
+    async fn unused(&mut self) -> Result<(), Error> {
+        if self.has_launched { self.ended().await } else { Ok(()) }
     }
 
     /// Tells the kernels who is gone.
@@ -148,7 +167,7 @@ impl AscendEndpoint {
         let has_come = running.has_come();
         self.running = Some(running);
         if has_come? {
-            (self.is_running, self.running) = (false, None);
+            (self.is_running, self.running, self.has_launched) = (false, None, false);
             self.in_use.clear();
         }
         Ok(!self.is_running)
@@ -186,6 +205,19 @@ impl AscendEndpoint {
                 Err(_) => return false,
             }
         }
+    }
+
+    /// Refuses to go on where the operation's last launch did not come to its end, and reported nothing: a core did not come, or has crashed.
+    fn check_done(&mut self, end: OpEnd) -> Result<(), Error> {
+        let (op, me) = (self.desk.next_op().saturating_sub(1), self.desk.rank());
+        if self.device.is_done(op, end)? {
+            return Ok(());
+        }
+        let failure =
+            Failure { op, culprit: me, reporter: me, fault: Fault::PeerGone { peer: me, phase: Phase::Rows } };
+        tracing::error!(%failure, "the kernels have ended and did not come to their end");
+        self.desk.set_poisoned(Some(failure));
+        Err(Error::Failed(failure))
     }
 
     /// Waits for what was launched in this operation, and for its failure, if it has one.

@@ -24,6 +24,7 @@ impl AscendEndpoint {
         self.desk.check_results("x", x.extent(), 0)?;
         let device = Arc::clone(self.device.device());
         x.check_home("x", &device)?;
+        self.unused().await?;
         let out = Rows::new(&device, x.rows(), self.shape().row_bytes() as usize)?;
         // The launch is no operation: what kind it names is nobody's.
         let call = Call { kind: Kind::Dispatch, rings: self.layout().settings().rings(), alike: 0 };
@@ -37,7 +38,7 @@ impl AscendEndpoint {
             reserved: 0,
         };
         self.keep([x.memory(), out.memory()]);
-        self.is_running = true;
+        self.launched();
         // SAFETY: rows of this device, as many and as long as the struct says, kept until the launch has ended. What this rank launched before has
         // ended.
         unsafe { self.device.quantize(&args) }?;

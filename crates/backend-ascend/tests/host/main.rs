@@ -1,6 +1,7 @@
 //! The host side on the twin: a call that is wrong, or in the wrong order, is refused by name; and an endpoint whose calls fail says which did,
 //! ends by its deadline, and gives back what it took.
 
+mod dropped;
 mod streams;
 
 use std::ffi::{CString, c_void};

@@ -76,7 +76,7 @@ fn alone(table: &Table) -> AscendEndpoint {
 }
 
 /// A user's stream, which is not given back before its work has ended.
-struct Users(Stream);
+pub(super) struct Users(pub(super) Stream);
 
 impl Drop for Users {
     fn drop(&mut self) {

@@ -72,7 +72,7 @@ impl AscendEndpoint {
             };
             this.keep(kept.memory().into_iter().chain([numbers.memory()]));
             let call = this.low_call();
-            this.is_running = true;
+            this.launched();
             // SAFETY: arrays of this device, of the lengths that the struct says, kept until the launch has ended. What this rank launched before
             // has ended.
             unsafe { this.device.low_positions(&call, args) }

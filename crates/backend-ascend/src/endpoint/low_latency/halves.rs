@@ -136,7 +136,7 @@ impl AscendEndpoint {
         let left = allowed.saturating_sub((self.table().clock)().saturating_sub(began)).max(1);
         let (call, kind) = (self.low_call(), work.kind as u32);
         self.look_who_is_gone()?;
-        self.is_running = true;
+        self.launched();
         self.low.undrained = self.topology().nodes() > 1;
         // SAFETY: `work` keeps what its parameters name, and callers what is given besides, until the launch has ended; they have checked that
         // there is room for the batch and for all that may come. Of what this rank launched before, only positions may run.
@@ -157,7 +157,10 @@ impl AscendEndpoint {
                 Err(error)
             }
             // It did nothing, or its cores did not come.
-            Some(Err(())) => Err(Error::Failed(self.desk.abandoned(op))),
+            Some(Err(())) => {
+                let fault = Fault::PeerGone { peer: me, phase: Phase::Rows };
+                Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault }))
+            }
         }
     }
 
@@ -167,6 +170,7 @@ impl AscendEndpoint {
         work: Work,
         positions: impl FnOnce(&mut Self) -> Result<(), Error>,
     ) -> Result<Result<Flight<Arc<Work>>, u32>, Error> {
+        self.unused().await?;
         self.low_skip().await?;
         let (op, to) = (self.low.flights.sent() + 1, self.low_ranks());
         let began = (self.table().clock)();
@@ -198,6 +202,7 @@ impl AscendEndpoint {
     ) -> Result<(), Error> {
         self.desk.ready()?;
         self.low.flights.check_receive(flight, &self.desk.mark())?;
+        self.unused().await?;
         self.low_skip().await?;
         self.low_finish(flight.op(), flight.work(), args, memory).await
     }
@@ -274,7 +279,7 @@ impl AscendEndpoint {
     /// Tells `masked` that low latency goes on without them, and the others whom this rank blames.
     pub(in crate::endpoint) async fn low_tell(&mut self, masked: &RankSet, culprit: Option<Rank>) -> Result<(), Error> {
         self.ended().await?;
-        self.is_running = true;
+        self.launched();
         // SAFETY: the struct names nothing but what the device keeps. What this rank launched before has ended.
         unsafe { self.device.low_tell(&self.low_call(), masked, culprit, false) }?;
         self.ended().await
@@ -286,7 +291,7 @@ impl AscendEndpoint {
         if !std::mem::take(&mut self.low.undrained) {
             return Ok(());
         }
-        self.is_running = true;
+        self.launched();
         // SAFETY: as of `low_tell`.
         unsafe { self.device.low_tell(&self.low_call(), &RankSet::new(), None, true) }
     }

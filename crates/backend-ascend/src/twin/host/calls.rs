@@ -30,6 +30,7 @@ pub(super) const TABLE: Table = Table {
     memcpy_in_order: Some(streams::memcpy_in_order),
     memset: Some(memset),
     create_stream: Some(streams::create_stream),
+    set_failure_mode: Some(streams::set_failure_mode),
     destroy_stream: Some(streams::destroy_stream),
     create_event: Some(streams::create_event),
     destroy_event: Some(streams::destroy_event),

@@ -37,6 +37,8 @@ pub(super) enum Work {
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
     pub(super) device: u32,
+    /// Whether nothing behind work that has failed is done: then who asks for an event hears of the failure. Otherwise it comes.
+    pub(super) stops: bool,
     /// Work that has ended.
     pub(super) ended: u64,
     /// The number of the last launch that has.

@@ -10,7 +10,7 @@ use super::objects::{Place, Stream, Work};
 use super::{Host, TURNS_A_LOOK, answer};
 use crate::driver::{
     Code, DEVICE_TO_DEVICE, EVENT_COMPLETE, RT_INVALID_HANDLE, RT_LOST_HEARTBEAT, RT_PARAM_INVALID, RT_STREAM_CONTEXT,
-    RT_VECTOR_CORE_EXCEPTION, SUCCESS,
+    RT_VECTOR_CORE_EXCEPTION, STOP_ON_FAILURE, SUCCESS,
 };
 
 impl Stream {
@@ -151,10 +151,14 @@ impl Host {
         let launches = self.objects.launches[device as usize];
         let stream = self.objects.streams.get(&place.stream);
         let last = stream.map_or(0, |stream| stream.last_before(place.work, launches));
-        let come = self.machine.run_until(TURNS_A_LOOK, device, last).map_err(|error| {
-            self.fault.get_or_insert_with(|| error.to_string());
-            RT_VECTOR_CORE_EXCEPTION
-        })?;
+        let stops = stream.is_some_and(|stream| stream.stops);
+        let come = match self.machine.run_until(TURNS_A_LOOK, device, last) {
+            Ok(come) => come,
+            Err(error) => {
+                self.fault.get_or_insert_with(|| error.to_string());
+                return if stops { Err(RT_VECTOR_CORE_EXCEPTION) } else { Ok(true) };
+            }
+        };
         self.go_on();
         if !come && self.has_heartbeat && self.machine.has_crashed(device) == Ok(true) {
             return Err(RT_LOST_HEARTBEAT);
@@ -171,9 +175,25 @@ pub(super) unsafe extern "C" fn create_stream(stream: *mut *mut c_void) -> Code 
             Err(code) => return code,
         };
         let handle = host.objects.handle();
-        host.objects.streams.insert(handle, Stream { device, ended: 0, launched: 0, queue: [].into() });
+        host.objects.streams.insert(handle, Stream { device, stops: false, ended: 0, launched: 0, queue: [].into() });
         // SAFETY: the caller gives a place for it.
         unsafe { give(host, CALL, stream, handle as *mut c_void) }
+    })
+}
+
+pub(super) extern "C" fn set_failure_mode(stream: *mut c_void, mode: u64) -> Code {
+    const CALL: &str = "aclrtSetStreamFailureMode";
+    answer(CALL, |host| {
+        if let Err(code) = host.stream(CALL, stream) {
+            return code;
+        }
+        match host.objects.streams.get_mut(&(stream as u64)) {
+            Some(stream) if mode == STOP_ON_FAILURE && !stream.stops => {
+                stream.stops = true;
+                SUCCESS
+            }
+            _ => host.refuse(CALL, RT_PARAM_INVALID, format_args!("mode {mode}, or said before")),
+        }
     })
 }
 
