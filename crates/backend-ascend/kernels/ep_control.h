@@ -184,9 +184,9 @@ EP_DEV bool ep_attend(EpCore& c, EpControl& k, bool all) {
             const bool asked = ep_hear(c, k);
             if (k.foremost != 0 && !c.failed) ep_judge(c, k, asked);
         }
-        /* The other cores end by themselves by then. */
+        /* The other cores end by themselves by then: one that has not is nobody's fault but the device's. */
         if (ep_waited(c) > 2 * r.allowed) {
-            if (!c.failed) ep_fail(c, k, EP_STATUS_TIMEOUT, EpDetail{r.me, 0, 0, 0, 0, 0}, r.me);
+            if (!c.failed) ep_fail(c, k, EP_STATUS_GONE, EpDetail{r.me, EP_PHASE_ROWS, 0, 0, 0, 0}, r.me);
             return false;
         }
     }

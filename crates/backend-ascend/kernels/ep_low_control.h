@@ -158,9 +158,9 @@ EP_DEV bool ep_low_attend(EpCore& c, const EpLowArgs& a, EpLowWatch& k, bool all
     while (!ep_low_look(c, a, k, all)) {
         if (!c.failed && !all) ep_low_listen(c);
         if (!c.failed && !all && k.foremost != 0) ep_low_judge(c, a, k);
-        /* The other cores end by themselves by then. */
+        /* The other cores end by themselves by then: one that has not is nobody's fault but the device's. */
         if (ep_waited(c) / 2 > c.launch.r.allowed) {
-            if (!c.failed) ep_low_fail(c, EP_STATUS_TIMEOUT, EpDetail{c.launch.r.me, 0, 0, 0, 0, 0}, c.launch.r.me);
+            if (!c.failed) ep_low_fail(c, EP_STATUS_GONE, EpDetail{c.launch.r.me, EP_PHASE_ROWS, 0, 0, 0, 0}, c.launch.r.me);
             return false;
         }
     }

@@ -27,6 +27,11 @@ impl Memory {
         Self { device: Arc::clone(device), address, bytes, is_lent: true }
     }
 
+    /// Whether it is somebody else's.
+    pub(crate) const fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
     /// Memory of its device alone.
     ///
     /// # Errors

@@ -47,8 +47,8 @@ impl AscendEndpoint {
     /// Rows of a user's, side by side, `row_bytes` each. They are read when a call's kernels run, or written.
     ///
     /// # Safety
-    /// So many bytes of the device's memory lie at the address until all calls that were given the rows, and the operations that they sent, have
-    /// ended. Nobody writes them meanwhile, nor reads them where a call writes, but in the order of streams.
+    /// So many bytes of the device's memory lie at the address until all calls that were given the rows have ended, and the operations that they sent
+    /// have ended or were dropped. Nobody writes them meanwhile, nor reads them where a call writes, but in the order of streams.
     pub unsafe fn lent_rows(&self, address: u64, rows: u32, row_bytes: usize) -> Rows {
         // SAFETY: as the caller promises.
         unsafe { Rows::lent(self.device.device(), address, rows, row_bytes) }

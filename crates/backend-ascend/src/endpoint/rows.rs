@@ -64,6 +64,11 @@ impl Rows {
         self.row_bytes
     }
 
+    /// Whether they lie in memory of somebody else's.
+    pub(crate) fn are_lent(&self) -> bool {
+        self.memory.is_lent()
+    }
+
     /// Where the first row lies.
     pub fn address(&self) -> u64 {
         self.memory.address()

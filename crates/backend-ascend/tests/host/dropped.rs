@@ -6,8 +6,9 @@ use std::task::{Context, Waker};
 
 use ep_ascend::driver::{Memory, Stream, Table};
 use ep_ascend::{AscendEndpoint, Cluster, Roles, Rows, block_on};
+use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Routing};
-use ep_core::{Element, Endpoint as _, Error, Fault, Nanos, Settings, Shape, Topology};
+use ep_core::{Element, Endpoint as _, Error, Fault, LowLatency as _, Nanos, Settings, Shape, Topology};
 
 use super::streams::Users;
 use super::{FEW, library, twin};
@@ -147,5 +148,59 @@ fn a_kernel_that_crashes_is_not_taken_for_one_that_ended() {
         }
         std::mem::forget(ep);
         assert!(session.fault().is_some_and(|fault| fault.contains("bounds")));
+    }
+}
+
+/// A rank that was late is owed rows of memory that its sender's user has taken back: it does not get what lies there now. Rows of the endpoint's own
+/// are sent again.
+#[test]
+fn rows_of_a_user_are_not_sent_again_when_he_has_dropped_the_operation() {
+    for lends in [true, false] {
+        let session = twin(4, 2, SOC);
+        let shape = Shape::builder().experts(2).topk(1).hidden(HIDDEN).max_tokens(4).build().expect("a shape");
+        let topology = Topology::new(1, 2).expect("a topology");
+        let settings = Settings::builder(&shape, &topology).low_latency(true).deadline(Nanos::from_millis(20)).build();
+        let builder = Cluster::builder(topology, library().path()).settings(settings.expect("settings")).roles(FEW);
+        let cluster = builder.build(&session.table(), shape).expect("a cluster");
+        let [mut a, mut b] = <[AscendEndpoint; 2]>::try_from(cluster.into_endpoints()).expect("two ranks");
+        let to = |ep: &mut AscendEndpoint, expert| LowRouting::new(ep.array(&[expert; 2]).expect("choices"), None);
+        let row = 2 * HIDDEN as usize;
+        let users = Memory::of(a.stream().device(), &vec![7u8; 2 * row]).expect("memory");
+        let [from_a, from_b] =
+            [(&mut a, 1), (&mut b, 2)].map(|(ep, byte)| ep.rows(&vec![byte; 2 * row], 2).expect("rows"));
+        let mut sent_by_b = Vec::new();
+        for _ in 0..2 {
+            let routing = to(&mut a, 1);
+            let sent = block_on(a.send_dispatch(&from_a, &routing)).expect("it is sent");
+            let routing = to(&mut b, 0);
+            sent_by_b.push(block_on(b.send_dispatch(&from_b, &routing)).expect("it is sent"));
+            block_on(a.receive_dispatch(&sent)).expect("rows of B");
+        }
+        // B has received nothing: both banks are full, and what A sends now waits for the third operation's end.
+        // SAFETY: as many bytes of the device as the rows have, until the operation is dropped.
+        let x = if lends {
+            unsafe { a.lent_rows(users.address(), 2, row) }
+        } else {
+            a.rows(&vec![7; 2 * row], 2).expect("rows")
+        };
+        let routing = to(&mut a, 1);
+        drop(block_on(a.send_dispatch(&x, &routing)).expect("it is kept for later"));
+        drop(x);
+        users.write(0, &vec![0xee; 2 * row]).expect("the user's memory is his again");
+        for sent in &sent_by_b {
+            block_on(b.receive_dispatch(sent)).expect("rows of A");
+        }
+        let routing = to(&mut b, 0);
+        let third = block_on(b.send_dispatch(&from_b, &routing)).expect("it is sent");
+        let routing = to(&mut a, 1);
+        let fourth = block_on(a.send_dispatch(&from_a, &routing));
+        if lends {
+            assert!(fourth.is_err() && a.rank().0 == 0, "what is owed is not known any more");
+            assert!(block_on(b.receive_dispatch(&third)).is_err(), "rows that nobody sent");
+        } else {
+            fourth.expect("it is sent");
+            let received = block_on(b.receive_dispatch(&third)).expect("rows of A");
+            assert_eq!(b.bytes(&received.x).expect("bytes")[..2 * row], vec![7; 2 * row]);
+        }
     }
 }

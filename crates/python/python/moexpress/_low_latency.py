@@ -226,11 +226,13 @@ class LowDispatch:
 
         Raises:
             errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
-            errors.InvalidArgument: it was received already; or the storage of ``x`` (on GPUs) was resized since it was sent.
+            errors.InvalidArgument: it was received already; or the storage of ``x`` (on GPUs and NPUs) was resized since it was sent, or (on NPUs) that
+                of a result which was asked for before.
         """
         into, calls, beside = self._into, self._calls, _limits.flag("beside", beside)
         if self._x is not None:
             self._x.check()
+        into.check()
         stats = None if self._stats is None else self._stats.check()
         into.received(calls.native.receive_dispatch((calls.order.current(), beside), self._pending, stats))
         return into

@@ -11,6 +11,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from . import _native
+from ._check import Held
 
 if TYPE_CHECKING:
     from ._order import Order
@@ -184,21 +185,28 @@ class LowReceived(_Rows):
     def __init__(self, out: _native.LowDispatched, handle: _native.LowHandle | None, order: Order) -> None:
         super().__init__(out, order)
         self._out, self.handle = out, handle
-        self._unfilled: list[Callable[[], None]] = []
+        self._unfilled: list[tuple[Held, Callable[[], None]]] = []
+
+    def check(self) -> None:
+        """Refuses to receive where what was asked for before has been taken away since."""
+        for held, _ in self._unfilled:
+            held.check(whole=True)
 
     def received(self, handle: _native.LowHandle) -> None:
         """What was asked for before gets its contents."""
         self.handle = handle
-        unfilled, self._unfilled = self._unfilled, []
-        for fill in unfilled:
+        while self._unfilled:
+            held, fill = self._unfilled[-1]
+            held.check(whole=True)
             fill()
+            self._unfilled.pop()
 
     def _tensor(self, given: _native._Capsule) -> torch.Tensor:
         if self.handle is not None:
             return self._order.tensor(given)
         tensor, fill = self._order.unfilled(given)
         if fill is not None:
-            self._unfilled.append(fill)
+            self._unfilled.append((Held("results asked for before they came", tensor), fill))
         return tensor
 
     @cached_property

@@ -53,7 +53,7 @@ impl AscendEndpoint {
         };
         let weights = topk_weights.map(Array::memory);
         let memory = [y.memory(), records.memory()].into_iter().chain(routed.memory()).chain(weights).collect();
-        let sent = self.low_send(Work::new(kind, args, memory), |_| Ok(())).await?;
+        let sent = self.low_send(Work::new(kind, args, memory, y.are_lent()), |_| Ok(())).await?;
         let flight = sent.map_err(|token| Error::invalid("token of a combine", token, "none that is wrong"))?;
         let returned = self.of_form(kind, received);
         self.count_low(self.low_result_bytes(), |rank| (returned[rank.index()].into(), 0));

@@ -77,7 +77,7 @@ impl AscendEndpoint {
             // has ended.
             unsafe { this.device.low_positions(&call, args) }
         };
-        let flight = match self.low_send(Work::new(LowKind::Dispatch, args, memory), positions).await? {
+        let flight = match self.low_send(Work::new(LowKind::Dispatch, args, memory, x.are_lent()), positions).await? {
             Ok(flight) => flight,
             Err(_) => return Err(self.name_low_choices(topk_idx, repeats)),
         };

@@ -45,13 +45,15 @@ pub(super) struct Work {
     pub(super) args: Low,
     /// What these name.
     pub(super) memory: Vec<Held>,
+    /// Whether its rows lie in memory of the caller's, who may take it back when he drops the operation.
+    reads_lent: bool,
     /// What went wrong with whom while sending.
     troubles: Mutex<Vec<(Rank, LowState)>>,
 }
 
 impl Work {
-    pub(super) const fn new(kind: LowKind, args: Low, memory: Vec<Held>) -> Self {
-        Self { kind, args, memory, troubles: Mutex::new(Vec::new()) }
+    pub(super) const fn new(kind: LowKind, args: Low, memory: Vec<Held>, reads_lent: bool) -> Self {
+        Self { kind, args, memory, reads_lent, troubles: Mutex::new(Vec::new()) }
     }
 
     fn troubles(&self) -> MutexGuard<'_, Vec<(Rank, LowState)>> {
@@ -210,6 +212,12 @@ impl AscendEndpoint {
     /// Skips the oldest operations, as far as they were dropped. What fails here may be tried again, like a receiving half.
     async fn low_skip(&mut self) -> Result<(), Error> {
         while let Some((op, work)) = self.low.flights.dropped() {
+            if work.reads_lent && !work.late(&self.low.mask).is_empty() {
+                // A rank that is owed rows will not get them, and nobody knows them any more.
+                let failure = self.desk.abandoned(op);
+                self.desk.set_poisoned(Some(failure));
+                return Err(Error::Failed(failure));
+            }
             let args = Low { out: 0, receives: 1, ..work.args };
             self.low_finish(op, &work, args, Vec::new()).await?;
         }
