@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ep_bootstrap::{Member, Parts};
 use ep_core::{Error, Layout, Rank, RankSet};
+use rustix::io::Errno;
 
 use crate::handoff::{self, Door};
 use crate::meeting;
@@ -117,7 +118,12 @@ pub(crate) fn create(layout: &Layout) -> Result<OwnedFd, Error> {
     let bytes = layout.window_bytes();
     window::create(bytes).map_err(|error| {
         let what = format_args!("a window of {bytes} bytes, a file in memory,");
-        Error::broken(what, error, "let the system have more memory, or take a smaller arena or shallower rings")
+        let remedy = match Errno::from_io_error(&error) {
+            Some(Errno::MFILE) => "allow this process more open files (`ulimit -n`): each rank has one here",
+            Some(Errno::NFILE) => "allow the system more open files (fs.file-max)",
+            _ => "let the system have more memory, or take a smaller arena or shallower rings",
+        };
+        Error::broken(what, error, remedy)
     })
 }
 

@@ -28,8 +28,8 @@
 //!
 //! # What is counted
 //!
-//! - What the system counts as available is left, within the limits of a control group. Pages of files that the group
-//!   has read count as left: the kernel gives them back when somebody needs them.
+//! - What the system counts as available is left, within the limits of a control group and of the process (`ulimit -v`). Pages
+//!   of files that the group has read count as left: the kernel gives them back when somebody needs them.
 //! - Where the system is wrong, [`VARIABLE`] in the environment says how many bytes there are.
 //! - Where the system does not tell, [`left`] is none, and [`admit`] refuses nothing.
 //! - Memory of GPUs is not looked at: the builders of `ep-cuda` do that.
@@ -44,6 +44,8 @@
 
 use ep_core::Error;
 use ep_core::memory::Estimate;
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
 use sysinfo::{CGroupLimits, MemoryRefreshKind, System};
 
 /// The variable of the environment that says how much memory there is, in bytes.
@@ -78,7 +80,15 @@ fn measured() -> Option<u64> {
     let mut system = System::new().ok()?;
     system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
     let whole = Some(system.available_memory()).filter(|bytes| *bytes > 0);
-    whole.into_iter().chain(system.cgroup_limits().as_ref().map(left_of)).min()
+    whole.into_iter().chain(system.cgroup_limits().as_ref().map(left_of)).chain(addresses()).min()
+}
+
+/// What this process may still have of addresses, where they are limited (`ulimit -v`): an allocation beyond that ends the program.
+fn addresses() -> Option<u64> {
+    let limit = getrlimit(Resource::As).current?;
+    // Pages, of which the first number is all that it has.
+    let pages: u64 = std::fs::read_to_string("/proc/self/statm").ok()?.split(' ').next()?.parse().ok()?;
+    Some(limit.saturating_sub(pages * page_size() as u64))
 }
 
 /// What a control group has left. Its `free_memory` counts the pages of files that it has read or written as used, though it gives them

@@ -1,5 +1,6 @@
 //! What a run can find.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use ep_core::port::{Cell, LaneId, Role, Span};
@@ -65,6 +66,12 @@ impl fmt::Display for Report {
         write!(f, "seed {}, {} events, time {}, unfinished ranks ", self.seed, self.events, self.time)?;
         let ranks: Vec<String> = self.unfinished.iter().map(ToString::to_string).collect();
         write!(f, "[{}]", ranks.join(", "))?;
+        let awaited = self.waiting.iter().flat_map(|waiting| &waiting.awaits).filter_map(Awaited::bringer);
+        let ended: BTreeSet<Rank> = awaited.filter(|rank| !self.unfinished.contains(rank)).collect();
+        if !ended.is_empty() {
+            let ranks: Vec<String> = ended.iter().map(ToString::to_string).collect();
+            write!(f, ", which wait for ranks that have ended [{}]", ranks.join(", "))?;
+        }
         self.waiting.iter().try_for_each(|waiting| write!(f, "\n  {waiting}"))
     }
 }
@@ -129,6 +136,17 @@ pub enum Awaited {
     Turn,
     /// The other ranks, to agree on how to go on.
     Agreement,
+}
+
+impl Awaited {
+    /// The rank that would bring it.
+    fn bringer(&self) -> Option<Rank> {
+        match self {
+            Self::Cell { cell, .. } => Some(cell.writer),
+            Self::Units { lane, .. } => Some(lane.peer),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Awaited {

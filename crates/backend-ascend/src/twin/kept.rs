@@ -36,7 +36,9 @@ pub(super) fn keep(built: &Path, place: &Path) -> io::Result<()> {
     let folder = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
     let aside = folder.join(format!(".{}-{}", process::id(), COPIES.fetch_add(1, Ordering::Relaxed)));
-    let copied = fs::copy(built, &aside).and_then(|_| fs::rename(&aside, place));
+    // It is whole before it has its name, whenever the machine stops.
+    let copied = fs::copy(built, &aside).and_then(|_| fs::File::open(&aside)?.sync_all());
+    let copied = copied.and_then(|()| fs::rename(&aside, place));
     copied.inspect_err(|_| drop(fs::remove_file(&aside)))
 }
 

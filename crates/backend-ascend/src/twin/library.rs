@@ -107,7 +107,13 @@ impl Library {
         if let Some(place) = place.as_ref().filter(|place| place.exists()) {
             // SAFETY: the file was put there whole, compiled from this text by this compiler, in a folder of the user's or one that he
             // has named for it.
-            return unsafe { Self::load(place.clone(), None) };
+            match unsafe { Self::load(place.clone(), None) } {
+                Ok(kept) => return Ok(kept),
+                Err(problem) => {
+                    tracing::warn!(%problem, place = %place.display(), "the compiled twin that was kept is damaged: it is compiled anew");
+                    let _ = fs::remove_file(place);
+                }
+            }
         }
         let folder = tempfile::tempdir().map_err(problem)?;
         for (name, text) in headers.iter().chain(sources).chain(&own_sources) {

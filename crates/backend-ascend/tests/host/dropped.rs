@@ -177,8 +177,8 @@ fn rows_of_a_user_are_not_sent_again_when_he_has_dropped_the_operation() {
             block_on(a.receive_dispatch(&sent)).expect("rows of B");
         }
         // B has received nothing: both banks are full, and what A sends now waits for the third operation's end.
-        // SAFETY: as many bytes of the device as the rows have, until the operation is dropped.
         let x = if lends {
+            // SAFETY: as many bytes of the device as the rows have, until the operation is dropped.
             unsafe { a.lent_rows(users.address(), 2, row) }
         } else {
             a.rows(&vec![7; 2 * row], 2).expect("rows")

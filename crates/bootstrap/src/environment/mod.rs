@@ -78,7 +78,8 @@ impl Environment {
     /// Reads variables through `lookup`, which gives the value of a name.
     ///
     /// The first launcher that shows is taken: torchrun (`RANK`), Open MPI (`OMPI_COMM_WORLD_RANK`), PMI (`PMI_RANK`),
-    /// Slurm (`SLURM_PROCID`). Slurm is last because `mpirun` and `torchrun` are often started inside one of its jobs.
+    /// Slurm (`SLURM_PROCID`). Slurm is last because `mpirun` and `torchrun` are often started inside one of its jobs. Where Slurm speaks PMI-2 to its
+    /// tasks (`srun --mpi=pmi2`), it is Slurm that is read: of PMI alone they have no number on their host.
     ///
     /// # Errors
     /// [`EnvironmentError`], which names variable, value and what was expected.
@@ -88,7 +89,7 @@ impl Environment {
             torchrun::detect(&variables)?
         } else if variables.has("OMPI_COMM_WORLD_RANK") {
             mpi::detect(&variables, &mpi::OPEN_MPI)?
-        } else if variables.has("PMI_RANK") {
+        } else if variables.has("PMI_RANK") && (variables.has("MPI_LOCALRANKID") || !variables.has("SLURM_PROCID")) {
             mpi::detect(&variables, &mpi::PMI)?
         } else if variables.has("SLURM_PROCID") {
             slurm::detect(&variables)?
@@ -286,6 +287,13 @@ pub(crate) mod tests {
         assert_eq!(detect(&format!("{slurm} {mpi}")).unwrap().launcher, Launcher::OpenMpi);
         let torchrun = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1";
         assert_eq!(detect(&format!("{slurm} {mpi} {torchrun}")).unwrap().launcher, Launcher::Torchrun);
+        let pmi = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2";
+        assert_eq!(detect(&format!("{slurm} {pmi}")).unwrap().launcher, Launcher::Pmi);
+        // As `srun --mpi=pmi2` has it.
+        assert_eq!(
+            detect(&format!("{slurm} SLURM_NTASKS_PER_NODE=1 PMI_RANK=0 PMI_SIZE=1 PMI_FD=7")).unwrap().launcher,
+            Launcher::Slurm
+        );
     }
 
     #[test]

@@ -109,6 +109,24 @@ fn an_error_of_all_processes_is_said_once() {
     assert!(endings > 0 && rest == 2, "the error, whose exit code it is, and how all ended: {said:?}");
 }
 
+/// They are told which option differs, and by which rank, before a row moves.
+#[test]
+fn ranks_that_were_given_different_options_are_told_which() {
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let batches = "batches, of --tokens, --routing, --drop or --input, by a hash, is '";
+    for (option, what) in [
+        ("--drop 0.$RANK", [batches, "' on rank 1"]),
+        ("--routing skewed:$RANK", [batches, "' on rank 1"]),
+        ("--tokens 10,$((5+RANK))", ["tokens of the ranks is '10,", "'10,6' on rank 1"]),
+        ("--slots $((3+RANK))", ["--slots is ", "4 on rank 1"]),
+        ("$(if [ $RANK = 1 ]; then echo --dtype fp8; fi)", ["--dtype is '", "'fp8 with f32 scales' on rank 1"]),
+    ] {
+        let output = launch("-n 2", &format!("exec {program} run --backend host --processes --hidden 256 {option}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && what.iter().all(|part| said.contains(part)), "{option}: {said}");
+    }
+}
+
 #[test]
 fn lines_of_different_processes_are_never_mixed() {
     let script = "i=0; while [ $i -lt 200 ]; do printf 'a%s' $RANK; printf 'b%s\\n' $RANK; \

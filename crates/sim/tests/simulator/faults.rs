@@ -33,7 +33,9 @@ fn a_deadlock_is_found_at_once_and_names_who_waits_for_what() {
     let [waiting] = &report.waiting[..] else { panic!("{report}") };
     assert_eq!(waiting.rank, B);
     assert_eq!(waiting.awaits, [Awaited::Cell { cell: cell(A), seen: 3, awaited: 4 }]);
-    assert!(report.to_string().contains("rank 1, probe, track 0, op 1: Probe of rank 0 (Data(0)) is 3, awaits 4"));
+    let text = report.to_string();
+    assert!(text.contains("rank 1, probe, track 0, op 1: Probe of rank 0 (Data(0)) is 3, awaits 4"), "{text}");
+    assert!(text.contains("unfinished ranks [1], which wait for ranks that have ended [0]\n"), "{text}");
 }
 
 #[test]

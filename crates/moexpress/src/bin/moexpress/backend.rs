@@ -55,6 +55,7 @@ pub(crate) struct Timing {
 /// What is to be run.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
+    pub(crate) backend: Backend,
     /// The layer that was asked for.
     pub(crate) shape: Shape,
     /// Of the layer that ranks see: [`seen_shape`].

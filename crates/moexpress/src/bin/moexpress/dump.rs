@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ep_conformance::arrival::split;
 use ep_conformance::low_latency::Seen;
@@ -10,7 +10,7 @@ use ep_conformance::verify::{Observed, bytes_of};
 use ep_conformance::workload::Batch;
 use ep_core::quant::int8;
 use ep_core::reference::CodedRows;
-use ep_core::{Element, Shape, Topology};
+use ep_core::{Element, Rank, Shape, Topology};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError};
 
@@ -25,7 +25,12 @@ pub(crate) fn create(dir: &Path, ranks: usize) -> Result<Vec<Whole>, Failure> {
         return Err(Failure::bad_input(format_args!("--dump is {shown}, a file, allowed: a directory")));
     }
     fs::create_dir_all(dir).map_err(|error| Failure::bad_input(format_args!("cannot create {shown}: {error}")))?;
-    (0..ranks).map(|rank| Whole::create(&dir.join(format!("rank{rank}.safetensors")))).collect()
+    (0..ranks).map(|rank| Whole::create(&file_of(dir, Rank(rank as u32)))).collect()
+}
+
+/// The file of one rank.
+pub(crate) fn file_of(dir: &Path, rank: Rank) -> PathBuf {
+    dir.join(format!("rank{rank}.safetensors"))
 }
 
 /// Writes `rank{r}.safetensors`.

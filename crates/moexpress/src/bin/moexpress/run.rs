@@ -1,5 +1,6 @@
 //! `moexpress run`: make or read a batch, move it, check everything.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use ep_bootstrap::Environment;
@@ -20,7 +21,7 @@ use crate::rank::{Account, Interval, STEPS, Saw};
 use crate::report::{Busiest, Details, Measured, Report};
 use crate::traffic::Traffic;
 use crate::whole::Whole;
-use crate::{dump, input, page, show, traces};
+use crate::{dump, input, page, show, traces, whole};
 
 pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
     let progress = show::progress_bar();
@@ -33,6 +34,9 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
     progress.set_message("batches");
     let launched = args.processes.then(|| launched(args.backend)).transpose()?;
     let task = Task::of(args, launched).map_err(Failure::bad_input)?;
+    if task.reports() {
+        whole::apart(&files(args, &task.topology))?;
+    }
     let outputs = if task.reports() { Outputs::create(args, &task.topology)? } else { Outputs::default() };
     let trace = args.trace.as_deref().map(Whole::create).transpose()?;
     progress.set_length(u64::from(task.topology.ranks()) * STEPS + 1);
@@ -48,6 +52,17 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
     }
     progress.set_message("verifying");
     task.judge(args, ran, outputs)
+}
+
+/// The files that are read and written, by what a user calls them.
+fn files(args: &RunArgs, topology: &Topology) -> Vec<(String, PathBuf)> {
+    let named = |name: &str, path: &Option<PathBuf>| path.clone().map(|path| (name.to_owned(), path));
+    let alone = [named("--input", &args.input), named("--html", &args.html.file), named("--trace", &args.trace)];
+    let dumped = args
+        .dump
+        .iter()
+        .flat_map(|dir| topology.all().map(move |rank| (format!("rank {rank} of --dump"), dump::file_of(dir, rank))));
+    alone.into_iter().flatten().chain(dumped).collect()
 }
 
 /// What the rank that reports writes to files.
@@ -129,6 +144,7 @@ impl Task {
 
     fn job<'a>(&'a self, args: &'a RunArgs, record: bool) -> Job<'a> {
         Job {
+            backend: args.backend,
             shape: self.shape,
             world: &self.world,
             topology: self.topology,

@@ -1,7 +1,9 @@
 //! Files that exist whole or not at all: a full disk leaves no half of one behind.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -37,6 +39,43 @@ impl Whole {
         };
         written.map_err(|error| cannot_write(&self.path, &error))
     }
+}
+
+/// Refuses two names of one file among `files` that are read and written, each with what a user calls it: one of them would be lost. What is no file,
+/// a pipe for instance, may have several.
+pub(crate) fn apart(files: &[(String, PathBuf)]) -> Result<(), Failure> {
+    let mut taken: HashMap<Place, &str> = HashMap::new();
+    for (name, path) in files {
+        let Some(place) = place(path) else { continue };
+        if let Some(other) = taken.insert(place, name) {
+            let path = path.display();
+            return Err(Failure::bad_input(format_args!(
+                "{name} is {path}, which is {other}, too, allowed: another file"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What tells files apart.
+#[derive(PartialEq, Eq, Hash)]
+enum Place {
+    /// Device and number of one that is there.
+    There(u64, u64),
+    /// Folder and name of one that is not.
+    New(PathBuf),
+}
+
+/// None of what is no file, and where there is no such folder: that is said when it is opened.
+fn place(path: &Path) -> Option<Place> {
+    match path.metadata() {
+        Ok(data) => data.is_file().then(|| Place::There(data.dev(), data.ino())),
+        Err(_) => Some(Place::New(folder_of(path).canonicalize().ok()?.join(path.file_name()?))),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether a file can be written: by its permissions, and beside it. What is no file comes back open.
@@ -79,11 +118,10 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::
 
 /// A file under a passing name, with the permissions of one that stays.
 fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".moexpress-");
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(folder)
+    builder.tempfile_in(folder_of(path))
 }
 
 /// Why a file is not there.
@@ -112,6 +150,32 @@ mod tests {
         assert_eq!(fs::read_to_string(&link).unwrap(), "anew");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn one_file_by_two_names_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, hard, new] = ["file", "link", "hard", "new"].map(|name| folder.path().join(name));
+        fs::write(&file, "").unwrap();
+        symlink("file", &link).unwrap();
+        fs::hard_link(&file, &hard).unwrap();
+        let refused = |one: &Path, other: &Path| {
+            let names = [("--html".to_owned(), one.to_owned()), ("--trace".to_owned(), other.to_owned())];
+            apart(&names).map_err(|failure| failure.text)
+        };
+        for other in [&file, &link, &hard, &folder.path().join(".").join("file")] {
+            let shown = other.display();
+            assert_eq!(
+                refused(&file, other),
+                Err(format!("--trace is {shown}, which is --html, too, allowed: another file"))
+            );
+        }
+        assert!(refused(&new, &folder.path().join(".").join("new")).is_err());
+        for (one, other) in [(&file, &new), (&new, &folder.path().join("newer"))] {
+            assert_eq!(refused(one, other), Ok(()));
+        }
+        assert_eq!(refused(Path::new("/dev/null"), Path::new("/dev/null")), Ok(()));
+        assert_eq!(refused(Path::new("/no/such/folder"), Path::new("/no/such/folder")), Ok(()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) struct BenchArgs {
     /// Measures one kind of operation only
     #[arg(long, value_enum)]
     pub(crate) mode: Option<Mode>,
-    /// Ranks [default: the GPUs, or with --backend host the cores of this machine]
+    /// Ranks [default: the GPUs, or with --backend host as many as there are cores, or less so that each has as many experts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
     /// Tokens of each rank, throughput [default: 4096]

@@ -11,7 +11,7 @@ use crate::whole::Whole;
 pub(crate) struct HtmlArgs {
     /// Writes a page with figures: one file that any browser shows
     #[arg(long = "html", value_name = "FILE")]
-    file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
 }
 
 impl HtmlArgs {

@@ -28,10 +28,15 @@ const WARM_UP: u32 = 2;
 /// A rank's machine with its copies counted.
 type Ranked = Engine<Decorated<Machine, Counts>>;
 
+/// As many ranks as there are cores, or less where they could not share the experts evenly.
+fn even(cores: u32, experts: u32) -> u32 {
+    (1..=cores).rev().find(|&ranks| experts.is_multiple_of(ranks)).unwrap_or(1)
+}
+
 pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     let html = args.html.create()?;
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let ranks = args.ranks.unwrap_or(cores);
+    let ranks = args.ranks.unwrap_or_else(|| even(cores, args.experts));
     let topology = Topology::new(1, ranks).map_err(Failure::bad_input)?;
     let mut report = Report { args, topology, table: Table::default() };
     report.table.line(format_args!(
@@ -398,5 +403,11 @@ mod tests {
         let said = ran.unwrap_err().to_string();
         assert!(said.starts_with("the start of thread 2, one of 4 that copy memory, failed: "), "{said}");
         assert!(said.ends_with("raise the limit of threads (ulimit -u), or take fewer ranks"), "{said}");
+    }
+
+    #[test]
+    fn experts_are_shared_evenly_by_as_many_cores_as_can() {
+        let given = [(8, 256), (6, 256), (96, 256), (1, 256), (6, 7), (200, 60)];
+        assert_eq!(given.map(|(cores, experts)| even(cores, experts)), [8, 4, 64, 1, 1, 60]);
     }
 }
