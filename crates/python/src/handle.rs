@@ -28,7 +28,15 @@ pub(crate) struct Handle {
 impl Handle {
     /// Of GPUs it is fetched, which waits for the dispatch: without the interpreter's lock.
     fn exchange(&self, py: Python<'_>) -> PyResult<Arc<Exchange>> {
-        py.detach(|| self.inner.exchange()).map_err(|error| of(py, &error))
+        let exchange = py.detach(|| self.inner.exchange()).map_err(|error| of(py, &error))?;
+        // Counts come before the dispatch finds that it has no room for so many: tensors of its handle have none, either.
+        let (came, room) = (exchange.received(self.me), self.inner.rows());
+        if came > room {
+            let message =
+                format!("rows of a handle is {came}, allowed: at most {room}, the bound that its dispatch was given");
+            return Err(invalid(py, &message));
+        }
+        Ok(exchange)
     }
 
     /// As [`Handle::exchange`].

@@ -95,7 +95,8 @@ EP_DEV void ep_low_load_tokens(const EpRank& r, const EpLowCombineArgs& a, EpLow
     if (token >= last) return;
     const ep_u64 at = (ep_u64)token * topk + lane;
     const ep_i64 expert = lane < topk ? ((const ep_i64*)a.topk_idx)[at] : -1;
-    ep_u32 rank = expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)expert) : EP_FULL;
+    /* They lie in memory that a caller may have written since: what is none was dropped. */
+    ep_u32 rank = expert >= 0 && expert < (ep_i64)r.w.experts ? ep_rank_of_expert(r.w, (ep_u32)expert) : EP_FULL;
     if (rank != EP_FULL && ((const ep_u32*)a.routed)[rank] == 0) rank = EP_FULL;
     bool counts = rank != EP_FULL;
     ep_u32 column = 0;

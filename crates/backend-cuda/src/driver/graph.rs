@@ -172,17 +172,37 @@ fn undertaker() -> Option<&'static mpsc::Sender<Kept>> {
     UNDERTAKER.get_or_init(begin).as_ref()
 }
 
-/// Takes `bytes` bytes of the pool for work that is captured: beside the capture, so that they are the process's and not the graph's.
+/// Takes `bytes` bytes of the pool for work that is captured: beside the capture, so that they are the process's and not the graph's. Zeros: a call may read
+/// what the graph is to write there before it has run.
 pub(super) fn take_beside(device: &Arc<Device>, bytes: usize) -> Result<u64, CudaError> {
+    beside(device, |stream| {
+        let address = Scratch::take(stream, bytes)?;
+        // SAFETY: so many bytes lie there, of which nobody else knows yet.
+        unsafe { stream.fill(address, 0, bytes) }?;
+        Ok(address)
+    })
+}
+
+/// Fills what [`take_beside`] took.
+///
+/// # Safety
+/// So many bytes lie there, and nobody else reads or writes them.
+pub(super) unsafe fn fill_beside(device: &Arc<Device>, address: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+    // SAFETY: as the caller promises.
+    beside(device, |stream| unsafe { stream.fill(address, byte, bytes) })
+}
+
+/// Does something on a stream of its own, and waits for that.
+fn beside<T>(device: &Arc<Device>, work: impl FnOnce(&Stream) -> Result<T, CudaError>) -> Result<T, CudaError> {
     let mut beside = device.beside.lock().unwrap_or_else(PoisonError::into_inner);
     let stream = match &*beside {
         Some(stream) => stream,
         None => beside.insert(Stream::make(device, 0)?),
     };
-    let address = Scratch::take(stream, bytes)?;
+    let done = work(stream)?;
     // Nothing else is on this stream, and the pool makes it wait for nobody: the memory is there now, for every stream.
     stream.synchronize()?;
-    Ok(address)
+    Ok(done)
 }
 
 /// The stream of [`take_beside`].

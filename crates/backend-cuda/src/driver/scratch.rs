@@ -114,6 +114,24 @@ impl Scratch {
         unsafe { self.stream.fill(self.address, byte, self.bytes) }
     }
 
+    /// Takes room for `count` times `each` bytes. Where the stream is captured, they are `byte` until a graph writes there.
+    ///
+    /// # Errors
+    /// As [`Scratch::of`].
+    pub(crate) fn of_byte_at_first(
+        stream: &Arc<Stream>,
+        count: usize,
+        each: usize,
+        byte: u8,
+    ) -> Result<Self, CudaError> {
+        let this = Self::of(stream, count, each)?;
+        if this.captured.is_some() {
+            // SAFETY: all of this memory, which was taken just now.
+            unsafe { super::graph::fill_beside(stream.device(), this.address, byte, this.bytes) }?;
+        }
+        Ok(this)
+    }
+
     /// The stream whose work may use it.
     pub(crate) const fn stream(&self) -> &Arc<Stream> {
         &self.stream

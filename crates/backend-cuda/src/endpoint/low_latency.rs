@@ -100,6 +100,8 @@ struct Kept {
     stride: usize,
     /// Of coded rows: what their scales lie in, the address of the first, and how they lie.
     scales: Option<(Arc<Scratch>, u64, ScaleStrides)>,
+    /// Of a copy what it is made of: a graph makes it anew.
+    copied: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Kept {
@@ -112,7 +114,7 @@ impl Kept {
     /// What a graph keeps of them.
     fn all(&self) -> impl Iterator<Item = Arc<dyn Any + Send + Sync>> + use<> {
         let scales = self.scales.as_ref().map(|(memory, ..)| Arc::clone(memory) as _);
-        [Arc::clone(&self.memory) as _].into_iter().chain(scales)
+        [Arc::clone(&self.memory) as _].into_iter().chain(scales).chain(self.copied.clone())
     }
 }
 
@@ -153,13 +155,13 @@ impl CudaEndpoint {
     fn keep(&self, rows: &Rows, count: u32) -> Result<Kept, Error> {
         let stride = rows.stride();
         if let Rows::Owned(owned) = rows {
-            return Ok(Kept { memory: Arc::clone(owned.memory()), stride, scales: None });
+            return Ok(Kept { memory: Arc::clone(owned.memory()), stride, scales: None, copied: None });
         }
         let memory = Arc::new(Scratch::of(self.stream(), count as usize, stride)?);
         let (to, from) = ((memory.address(), stride), (self.address(rows), stride));
         // SAFETY: the caller has checked that there are so many rows, of this endpoint's window; a capture's callers keep both.
         unsafe { self.stream().copy_rows(to, from, stride, count as usize) }?;
-        Ok(Kept { memory, stride, scales: None })
+        Ok(Kept { memory, stride, scales: None, copied: Some(rows.memory()) })
     }
 
     /// The same of rows that are given as they travel.
@@ -169,11 +171,11 @@ impl CudaEndpoint {
             _ if scales == 0 => self.keep(rows, count),
             Rows::Owned(owned) => {
                 let memory = Arc::clone(owned.memory());
-                Ok(Kept { scales: Some((Arc::clone(&memory), scales, strides)), memory, stride })
+                Ok(Kept { scales: Some((Arc::clone(&memory), scales, strides)), memory, stride, copied: None })
             }
             Rows::Apart(apart) => {
                 let [memory, scaled] = apart.memory();
-                Ok(Kept { memory, stride, scales: Some((scaled, scales, strides)) })
+                Ok(Kept { memory, stride, scales: Some((scaled, scales, strides)), copied: None })
             }
             Rows::Leased(_) => {
                 let format = *self.layout().row();
@@ -187,7 +189,12 @@ impl CudaEndpoint {
                     self.stream().copy_rows((behind, words), (scales, strides.row as usize), words, count as usize)?;
                 }
                 let dense = ScaleStrides::dense(words as u64);
-                Ok(Kept { scales: Some((Arc::clone(&memory), behind, dense)), memory, stride })
+                Ok(Kept {
+                    scales: Some((Arc::clone(&memory), behind, dense)),
+                    memory,
+                    stride,
+                    copied: Some(rows.memory()),
+                })
             }
         }
     }

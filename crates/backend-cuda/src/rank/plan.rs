@@ -31,7 +31,8 @@ impl DevicePlan {
         let wide = ranks as usize;
         let numbers = wide * wide + 3 * wide + 1 + (experts + experts / ranks) as usize;
         Ok(Self {
-            position: Scratch::of(stream, tokens as usize, wide * 4)?,
+            // A captured dispatch goes nowhere before its graph has run.
+            position: Scratch::of_byte_at_first(stream, tokens as usize, wide * 4, 0xff)?,
             numbers: Scratch::new(stream, PLAN_BYTES as usize + 4 * numbers)?,
             fanout: None,
             ranks,

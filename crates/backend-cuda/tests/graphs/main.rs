@@ -3,6 +3,7 @@
 //! Ranks are threads of this process, as in the suite: set `CUDA_DEVICE_MAX_CONNECTIONS=32` where they share a GPU, and
 //! `--test-threads=1`. Where no GPU is visible they run on GPUs made of software ([`ep_cuda_twin`]), with fewer replays. That needs g++.
 
+mod early_use;
 mod failures;
 mod fixture;
 mod given_up;
@@ -53,6 +54,11 @@ const CASES: &[Case] = &[
     ("graphs_give_back_what_they_used", memory::given_back),
     ("graphs_give_back_what_they_used_while_another_is_captured", memory::let_go_in_another_capture),
     ("graphs_a_global_capture_hinders_nobody", memory::global),
+    ("graphs_handles_before_their_graph_has_run_are_of_no_rows", early_use::direct),
+    ("graphs_handles_before_their_graph_has_run_are_of_no_rows_of_rings", early_use::rings),
+    ("graphs_low_latency_handles_before_their_graph_has_run_are_of_no_rows", early_use::low_latency),
+    ("graphs_keep_the_arenas_rows_of_low_latency", early_use::leased),
+    ("low_latency_choices_that_were_written_over_reach_nothing_else", early_use::written_over),
     ("graphs_receive_what_their_capture_dropped", misuse::dropped_in_a_capture),
     ("graphs_memory_of_a_call_that_failed_is_nobodys", misuse::failed_in_a_capture),
     ("low_latency_sums_go_only_where_they_fit", misuse::sums_into_too_little),

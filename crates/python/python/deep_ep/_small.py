@@ -150,7 +150,8 @@ class Small:
         slots = slots if worst else sum(counts)
         with behind(communicator, defer):
             told = Told.of(rows, received, worst or native.rows or 0, slots, layout)
-        kept = calls.choices(native) if copies_choices else topk_idx
+            # What is beneath reads its own once more: the caller may write to his.
+            kept = calls.choices(native).clone() if copies_choices else topk_idx
         handle = EPHandle(
             do_expand=layout.expand,
             num_experts=sizes.experts,

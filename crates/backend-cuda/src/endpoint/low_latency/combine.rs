@@ -155,8 +155,8 @@ impl CudaEndpoint {
     fn keep_combining(&self, capture: Option<&Capture>, sums: &Checked) -> Result<(), Error> {
         self.keep_for(capture, || {
             let weights = sums.topk_weights.as_ref().map(Array::memory);
-            let all = [Arc::clone(&sums.y.memory) as _, Arc::clone(&sums.handle.inner) as _];
-            all.into_iter().chain(weights).chain(sums.ready.as_ref().map(Awaited::memory)).collect()
+            let handle = [Arc::clone(&sums.handle.inner) as _];
+            sums.y.all().chain(handle).chain(weights).chain(sums.ready.as_ref().map(Awaited::memory)).collect()
         })
     }
 
@@ -262,7 +262,7 @@ impl CudaEndpoint {
         self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await?;
         self.keep_for(capture, || {
             let kept = [x.memory(), Arc::clone(&handle.inner) as _];
-            let y = y.iter().map(|y| Arc::clone(&y.memory) as _);
+            let y = y.iter().flat_map(Kept::all);
             kept.into_iter().chain(weights.iter().map(Array::memory)).chain(y).collect()
         })
     }
