@@ -19,7 +19,7 @@ use crate::build;
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
-use crate::far::{ByProxy, Network, Posted, Staging};
+use crate::far::{ByProxy, Network, Offers, Posted, Staging};
 use crate::memory;
 use crate::node::Node;
 use crate::posting::PostingGpu;
@@ -170,7 +170,7 @@ impl Builder {
         memory::admit(&devices, &memory::of_window(&layout))?;
         let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
-        let offers = Arc::default();
+        let offers = Arc::new(Offers::new(ranks));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
             let network = network.map(|network| (network, &offers));
             let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref(), network)?;
