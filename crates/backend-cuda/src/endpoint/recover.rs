@@ -92,9 +92,11 @@ impl CudaEndpoint {
         self.far().inspect(|far| far.offers.give(agreement, step, me, own));
         let given = |device: &RankDevice| {
             let Some(far) = &device.far else { return Ok(Some(Given::new())) };
+            // Before the look at what was given: all that a rank gave before it ended is there then.
+            let gone = device.node.gone();
             match far.offers.taken(agreement, step, mask) {
                 Ok(given) => Ok(Some(given)),
-                Err(missing) if began.elapsed() > allowed => {
+                Err(missing) if gone.contains(missing) || began.elapsed() > allowed => {
                     let fault = Fault::PeerGone { peer: missing, phase: Phase::Recovery };
                     Err(Failure { op, culprit: missing, reporter: me, fault }.into())
                 }

@@ -3,16 +3,18 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ep_conformance::Setup;
-use ep_core::{Endpoint as _, Error, Nanos, RankSet, Settings, Shape, Topology};
+use ep_core::{Endpoint as _, Error, Fault, Nanos, Phase, Rank, RankSet, Settings, Shape, Topology};
 use ep_cuda::{Cluster, CudaEndpoint};
 use libtest_mimic::Trial;
 
 use crate::common;
 
 const DEADLINE: Nanos = Nanos::from_secs(10);
+/// What nobody waits for takes less, however busy the machine is.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Two nodes of one rank.
 fn cluster() -> Result<Cluster, Error> {
@@ -55,11 +57,48 @@ fn again_and_again() -> Result<(), String> {
     done.into_iter().try_for_each(|(_, recovered)| recovered)
 }
 
+/// Rank 1 ends when both have agreed and it has not connected.
+fn one_that_ends_behind_the_agreement() -> Result<(), String> {
+    let mut endpoints = cluster().map_err(|error| error.to_string())?.into_endpoints();
+    let (mut leaving, mut staying) = (endpoints.pop().expect("rank 1"), endpoints.pop().expect("rank 0"));
+    let nobody = RankSet::new();
+    let mut stays = Box::pin(staying.recover(&nobody));
+    {
+        let mut leaves = Box::pin(leaving.recover(&nobody));
+        // Rank 1 has come to the agreement.
+        for _ in 0..1000 {
+            assert!(poll(&mut leaves).is_pending(), "rank 0 has not come");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // So rank 0 agrees, and waits for its offer.
+        for _ in 0..1000 {
+            assert!(poll(&mut stays).is_pending(), "rank 1 has offered nothing");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    drop(leaving);
+    let began = Instant::now();
+    let ended = loop {
+        if let Poll::Ready(ended) = poll(&mut stays) {
+            break ended;
+        }
+    };
+    let gone = Fault::PeerGone { peer: Rank(1), phase: Phase::Recovery };
+    let fault = ended.as_ref().err().and_then(Error::failure).map(|failure| failure.fault);
+    if fault != Some(gone) || began.elapsed() >= SOON {
+        return Err(format!("after {:?}: {ended:?}", began.elapsed()));
+    }
+    Ok(())
+}
+
 type Named = (&'static str, fn() -> Result<(), String>);
 
 /// All of it. `absent`: why nothing runs here.
 pub fn trials(absent: Option<&'static str>) -> Vec<Trial> {
-    let all: [Named; 1] = [("recovering::again_and_again_on_one_thread", again_and_again)];
+    let all: [Named; 2] = [
+        ("recovering::again_and_again_on_one_thread", again_and_again),
+        ("recovering::a_rank_that_ends_behind_the_agreement_is_named_at_once", one_that_ends_behind_the_agreement),
+    ];
     let trial = |(name, body): Named| match absent {
         Some(reason) => Trial::test(name, move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(name, move || body().map_err(Into::into)),
