@@ -1,5 +1,7 @@
 //! One rank's lanes: its adapter, its window, and the queue pairs to every far peer.
 
+use std::sync::atomic::AtomicBool;
+
 use ep_core::layout::Queues;
 use ep_core::port::{LaneId, Scope};
 use ep_core::topology::Reach;
@@ -83,7 +85,8 @@ impl<D: PostingDevice> IbgdaLanes<D> {
             let place = Place::of(number as u64, count, settings.log_depth);
             let state_at = states.address() + number as u64 * state_bytes;
             let completions_at = storage.address() + place.completions;
-            Lane { id, place, state_at, completions_at, queue: None, psn: 0, closed: Some(LaneCause::Flushed) }
+            let (closed, told) = (Some(LaneCause::Flushed), AtomicBool::new(false));
+            Lane { id, place, state_at, completions_at, queue: None, psn: 0, closed, told }
         };
         let lanes: Vec<Lane> = ids.into_iter().enumerate().map(lane).collect();
         let description = format!("{}; {shown}; {}", chosen.reason, storage.description);
