@@ -50,7 +50,8 @@ pub struct Builder {
 
 impl Builder {
     /// How ranks reach those of other nodes: a thread of the host for each rank posts to `network` what kernels ask for. Needed for topologies of
-    /// several nodes, and opened for those only. Where the network does not reach a GPU's memory, rows travel by way of pinned memory of the host.
+    /// several nodes, and opened for those only. Where the network does not reach a GPU's memory, or the GPU does not order what an adapter writes
+    /// there, rows travel by way of pinned memory of the host.
     pub fn far<T>(mut self, network: T) -> Self
     where
         T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,

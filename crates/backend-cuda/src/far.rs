@@ -34,7 +34,7 @@ pub(crate) trait Network: fmt::Debug + Send + Sync {
 /// When rows travel by way of pinned memory of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Staging {
-    /// Where the network does not reach a GPU's memory.
+    /// Where the network does not reach a GPU's memory, or kernels would see what it writes there out of order.
     Automatic,
     Always,
 }
@@ -61,7 +61,14 @@ where
             Staging::Always => "asked for".to_owned(),
             Staging::Automatic => match opened(transport.clone(), place, stream) {
                 Err(error @ Error::Unsupported { .. }) => error.to_string(),
-                done => return done,
+                Err(error) => return Err(error),
+                Ok(lanes) => {
+                    let device = stream.device();
+                    let Some(why) = disorder(device.ordinal(), lanes.is_copied(), device.orders_writes()?) else {
+                        return Ok(lanes);
+                    };
+                    why
+                }
             },
         };
         let staged = opened(Staged(transport.clone()), place, stream).map_err(|error| {
@@ -75,6 +82,14 @@ where
         tracing::warn!(rank = place.me.0, "rows are staged through pinned memory of the host: {why}");
         Ok(staged)
     }
+}
+
+/// Why an adapter may not write to memory of this GPU itself, if it may not: kernels that see a signal must see the rows before it. Where the driver copies, its
+/// streams order that.
+fn disorder(gpu: usize, is_copied: bool, orders_writes: bool) -> Option<String> {
+    (!is_copied && !orders_writes).then(|| {
+        format!("GPU {gpu} does not order what an adapter writes to its memory (GPU_DIRECT_RDMA_WRITES_ORDERING)")
+    })
 }
 
 fn opened<T: Transport<Lanes: 'static>>(
@@ -265,6 +280,13 @@ mod tests {
         let both = Ok(vec![Some(b"a".to_vec()), Some(b"b".to_vec()), None]);
         assert_eq!(offers.taken(4, Step::Offer, &out), both);
         assert_eq!(offers.taken(4, Step::Connect, &out), Err(Rank(1)));
+    }
+
+    #[test]
+    fn rows_are_staged_where_an_adapter_writes_to_memory_that_the_gpu_does_not_order() {
+        assert!(disorder(3, false, false).is_some_and(|why| why.contains("GPU 3 does not order")));
+        assert_eq!(disorder(3, false, true), None);
+        assert_eq!(disorder(3, true, false), None, "the driver copies");
     }
 
     #[test]
