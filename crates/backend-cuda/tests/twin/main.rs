@@ -29,6 +29,8 @@ mod striped;
 #[path = "../common/tags.rs"]
 mod tags;
 mod timed;
+#[path = "../common/waiting.rs"]
+mod waiting;
 
 use std::env;
 use std::process::ExitCode;
@@ -285,6 +287,7 @@ fn main() -> ExitCode {
         .with(specialised::trials(absent))
         .with(stalled::trials(absent))
         .with(recovering::trials(absent))
+        .with(waiting::trials(absent))
         .share(|name| all() || takes(name));
     let apart = APART.split_at(share(APART.len(), 4)).0;
     suite.run_with_processes_for(Apart::default(), |name| all() || apart.contains(&name))

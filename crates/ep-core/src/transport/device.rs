@@ -239,7 +239,8 @@ pub trait DeviceLanes: Send + fmt::Debug {
     /// value lives. None where this rank has no such queue.
     fn state(&self, lane: LaneId) -> Option<u64>;
 
-    /// As [`Lanes::probe`](super::Lanes::probe): called from time to time while kernels wait long for `peer`.
+    /// As [`Lanes::probe`](super::Lanes::probe), for who waits long for `peer`. Lanes that a thread of the host posts to do it by
+    /// themselves; those that kernels post to have no way.
     fn probe(&mut self, peer: Rank) {
         let _ = peer;
     }
