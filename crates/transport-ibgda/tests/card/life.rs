@@ -232,6 +232,28 @@ fn what_a_card_lacks_is_named() {
     expect("no mlx5 adapter", &|model| model.mlx5 = false);
 }
 
+/// A rank takes no other adapter in place of its own, which others have as well.
+#[test]
+fn an_adapter_that_was_asked_for_and_is_down_is_named_to_the_rank_whose_it_is() {
+    let down = Model { up: false, ..Model::new(Link::Ethernet) };
+    let down = Fabric::builder(1, Link::Ethernet).model(down).stepped();
+    let up = Fabric::builder(1, Link::Ethernet).stepped();
+    let names = [down.card(0).name(), up.card(0).name()];
+    let layout = layout(2);
+    let open = |names: Vec<String>| {
+        let window = HostDevice.memory(layout.window_bytes() as usize, Home::Device).unwrap();
+        let memory = WindowMemory::Device { address: window.address(), dmabuf: None, copies: None };
+        let place = DevicePlace { me: Rank(0), layout: &layout, window: memory };
+        let lanes = Ibgda::new(library(), HostDevice, Settings::new().devices(names)).open(place);
+        lanes.map(|lanes| lanes.description().to_owned()).map_err(|error| error.to_string())
+    };
+    let [first, second] = names.clone();
+    let said = open(vec![first.clone(), second.clone()]).unwrap_err();
+    assert!(said.contains(&first) && said.contains("is not active"), "{said}");
+    let taken = open(vec![second.clone(), first]).unwrap();
+    assert!(taken.contains(&second) && taken.contains("among 2 asked for"), "{taken}");
+}
+
 /// Every call that may fail, failed once at each place where it is made: an error that names it, nothing left, no complaint.
 #[test]
 fn whatever_fails_is_named_and_leaves_nothing_behind() {
