@@ -19,7 +19,7 @@ use crate::build;
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
-use crate::far::{ByProxy, Network, Posted, Staging};
+use crate::far::{ByProxy, Network, Offers, Posted, Staging};
 use crate::memory;
 use crate::node::Node;
 use crate::posting::PostingGpu;
@@ -50,7 +50,8 @@ pub struct Builder {
 
 impl Builder {
     /// How ranks reach those of other nodes: a thread of the host for each rank posts to `network` what kernels ask for. Needed for topologies of
-    /// several nodes, and opened for those only. Where the network does not reach a GPU's memory, rows travel by way of pinned memory of the host.
+    /// several nodes, and opened for those only. Where the network does not reach a GPU's memory, or the GPU does not order what an adapter writes
+    /// there, rows travel by way of pinned memory of the host.
     pub fn far<T>(mut self, network: T) -> Self
     where
         T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,
@@ -170,7 +171,7 @@ impl Builder {
         memory::admit(&devices, &memory::of_window(&layout))?;
         let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
-        let offers = Arc::default();
+        let offers = Arc::new(Offers::new(ranks));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
             let network = network.map(|network| (network, &offers));
             let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref(), network)?;

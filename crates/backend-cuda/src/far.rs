@@ -1,6 +1,5 @@
 //! Networks between nodes, as ranks on GPUs take them: over a proxy, or posted to by kernels.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ pub(crate) trait Network: fmt::Debug + Send + Sync {
 /// When rows travel by way of pinned memory of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Staging {
-    /// Where the network does not reach a GPU's memory.
+    /// Where the network does not reach a GPU's memory, or kernels would see what it writes there out of order.
     Automatic,
     Always,
 }
@@ -62,7 +61,14 @@ where
             Staging::Always => "asked for".to_owned(),
             Staging::Automatic => match opened(transport.clone(), place, stream) {
                 Err(error @ Error::Unsupported { .. }) => error.to_string(),
-                done => return done,
+                Err(error) => return Err(error),
+                Ok(lanes) => {
+                    let device = stream.device();
+                    let Some(why) = disorder(device.ordinal(), lanes.is_copied(), device.orders_writes()?) else {
+                        return Ok(lanes);
+                    };
+                    why
+                }
             },
         };
         let staged = opened(Staged(transport.clone()), place, stream).map_err(|error| {
@@ -76,6 +82,14 @@ where
         tracing::warn!(rank = place.me.0, "rows are staged through pinned memory of the host: {why}");
         Ok(staged)
     }
+}
+
+/// Why an adapter may not write to memory of this GPU itself, if it may not: kernels that see a signal must see the rows before it. Where the driver copies, its
+/// streams order that.
+fn disorder(gpu: usize, is_copied: bool, orders_writes: bool) -> Option<String> {
+    (!is_copied && !orders_writes).then(|| {
+        format!("GPU {gpu} does not order what an adapter writes to its memory (GPU_DIRECT_RDMA_WRITES_ORDERING)")
+    })
 }
 
 fn opened<T: Transport<Lanes: 'static>>(
@@ -134,43 +148,53 @@ where
 /// What ranks give, `[ranks]`.
 pub(crate) type Given = Vec<Option<Vec<u8>>>;
 
-/// Where ranks that are threads of this process leave their offers after an agreement.
-#[derive(Debug, Default)]
-pub(crate) struct Offers(Mutex<BTreeMap<(u16, Step), Given>>);
+/// Where ranks that are threads of this process leave what they give to the others after an agreement.
+///
+/// A rank gives in two steps behind each agreement, and has a place for each. It gives again only after the next agreement: then nobody waits for
+/// what it gave before. So a rank that is a step ahead, or fails and tries again, hides nothing that another has yet to take; and what was given
+/// behind an earlier agreement is taken by nobody.
+#[derive(Debug)]
+pub(crate) struct Offers(Mutex<Vec<[Offer; 2]>>);
+
+/// What a rank gave, and behind which agreement ([`LocalMeeting::last_agreement`](ep_bootstrap::LocalMeeting::last_agreement)); none is number 0.
+#[derive(Clone, Debug, Default)]
+struct Offer {
+    agreement: u32,
+    bytes: Vec<u8>,
+}
 
 /// What all ranks do before any goes on.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Offer,
     Connect,
 }
 
 impl Offers {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<(u16, Step), Given>> {
+    pub(crate) fn new(ranks: u32) -> Self {
+        Self(Mutex::new((0..ranks).map(|_| Default::default()).collect()))
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<[Offer; 2]>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `me` gives in a generation.
-    pub(crate) fn give(&self, generation: u16, step: Step, me: Rank, ranks: u32, given: Vec<u8>) {
-        let mut all = self.all();
-        // Nobody goes back to a generation before the last.
-        all.retain(|(of, _), _| of.saturating_add(1) >= generation);
-        all.entry((generation, step)).or_insert_with(|| vec![None; ranks as usize])[me.index()] = Some(given);
-    }
-
-    /// Takes back what `me` gave: an agreement that is tried again may be on the same generation, and means what is given from then on.
-    pub(crate) fn withdraw(&self, me: Rank) {
-        self.all().values_mut().for_each(|given| given[me.index()] = None);
+    /// What `me` gives in a step behind an agreement.
+    pub(crate) fn give(&self, agreement: u32, step: Step, me: Rank, bytes: Vec<u8>) {
+        self.all()[me.index()][step as usize] = Offer { agreement, bytes };
     }
 
     /// What all but `mask` gave, or one who has not yet.
-    pub(crate) fn taken(&self, generation: u16, step: Step, mask: &RankSet) -> Result<Given, Rank> {
-        let all = self.all();
-        let given = all.get(&(generation, step)).cloned().unwrap_or_default();
-        match (0..).map(Rank).zip(&given).find(|(rank, given)| given.is_none() && !mask.contains(*rank)) {
-            Some((missing, _)) => Err(missing),
-            None => Ok(given),
-        }
+    pub(crate) fn taken(&self, agreement: u32, step: Step, mask: &RankSet) -> Result<Given, Rank> {
+        let of_rank = |(rank, steps): (Rank, &[Offer; 2])| {
+            let offer = &steps[step as usize];
+            match offer.agreement == agreement {
+                _ if mask.contains(rank) => Ok(None),
+                true => Ok(Some(offer.bytes.clone())),
+                false => Err(rank),
+            }
+        };
+        (0..).map(Rank).zip(self.all().iter()).map(of_rank).collect()
     }
 }
 
@@ -237,14 +261,32 @@ mod tests {
     /// A recovery that failed behind its agreement is tried again, on the same generation, with lanes that are offered anew.
     #[test]
     fn what_was_given_before_an_agreement_is_taken_by_nobody_behind_it() {
-        let (offers, all) = (Offers::default(), RankSet::new());
-        [0, 1].into_iter().for_each(|rank| offers.give(2, Step::Offer, Rank(rank), 2, b"old".to_vec()));
-        assert!(offers.taken(2, Step::Offer, &all).is_ok());
-        [0, 1].into_iter().for_each(|rank| offers.withdraw(Rank(rank)));
-        offers.give(2, Step::Offer, Rank(0), 2, b"new".to_vec());
+        let (offers, all) = (Offers::new(2), RankSet::new());
+        [0, 1].into_iter().for_each(|rank| offers.give(1, Step::Offer, Rank(rank), b"old".to_vec()));
+        assert!(offers.taken(1, Step::Offer, &all).is_ok());
+        offers.give(2, Step::Offer, Rank(0), b"new".to_vec());
         assert_eq!(offers.taken(2, Step::Offer, &all), Err(Rank(1)));
-        offers.give(2, Step::Offer, Rank(1), 2, b"new".to_vec());
+        offers.give(2, Step::Offer, Rank(1), b"new".to_vec());
         assert_eq!(offers.taken(2, Step::Offer, &all), Ok(vec![Some(b"new".to_vec()); 2]));
+    }
+
+    #[test]
+    fn a_rank_that_is_ahead_does_not_hide_what_it_gave_before() {
+        let (offers, out) = (Offers::new(3), [Rank(2)].into_iter().collect());
+        for (rank, bytes) in [(0, b"a"), (1, b"b")] {
+            offers.give(4, Step::Offer, Rank(rank), bytes.to_vec());
+        }
+        offers.give(4, Step::Connect, Rank(0), Vec::new());
+        let both = Ok(vec![Some(b"a".to_vec()), Some(b"b".to_vec()), None]);
+        assert_eq!(offers.taken(4, Step::Offer, &out), both);
+        assert_eq!(offers.taken(4, Step::Connect, &out), Err(Rank(1)));
+    }
+
+    #[test]
+    fn rows_are_staged_where_an_adapter_writes_to_memory_that_the_gpu_does_not_order() {
+        assert!(disorder(3, false, false).is_some_and(|why| why.contains("GPU 3 does not order")));
+        assert_eq!(disorder(3, false, true), None);
+        assert_eq!(disorder(3, true, false), None, "the driver copies");
     }
 
     #[test]

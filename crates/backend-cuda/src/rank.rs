@@ -19,6 +19,7 @@ mod teams;
 #[cfg(feature = "workshop")]
 mod workshop;
 
+use std::any::Any;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -224,7 +225,8 @@ impl RankDevice {
             let (address, bytes) = (node.address(me), layout.window_bytes());
             let dmabuf = dmabuf_of(device, address, bytes);
             let dmabuf = dmabuf.as_ref().map(|file| file.as_fd());
-            let window = WindowMemory::Device { address, dmabuf, copies: copies.as_ref() };
+            let keeper: Arc<dyn Any + Send + Sync> = Arc::clone(node) as _;
+            let window = WindowMemory::Device { address, keeper: Some(&keeper), dmabuf, copies: copies.as_ref() };
             let lanes = network.open(DevicePlace { me, layout, window }, &stream)?;
             Far::new(lanes, network.source(), Arc::clone(offers), layout, &stream)
         });

@@ -53,6 +53,10 @@ struct State {
     out: RankSet,
     /// Ranks that will not come any more.
     gone: RankSet,
+    /// Agreements that were reached.
+    agreements: u32,
+    /// Which of them was the last for each rank; 0 before the first.
+    last: Vec<u32>,
 }
 
 /// Takes a rank out of the meeting when its future is dropped.
@@ -76,13 +80,25 @@ impl LocalMeeting {
     pub fn by_clock(ranks: u32, clock: fn() -> u64) -> Self {
         let ranks = ranks as usize;
         let (out, gone) = (RankSet::new(), RankSet::new());
-        let state = State { proposals: vec![None; ranks], answers: vec![None; ranks], out, gone };
+        let (proposals, answers, last) = (vec![None; ranks], vec![None; ranks], vec![0; ranks]);
+        let state = State { proposals, answers, out, gone, agreements: 0, last };
         Self { state: Mutex::new(state), clock }
     }
 
     /// Ranks that an agreement has gone on without.
     pub fn given_up(&self) -> RankSet {
         self.state().out.clone()
+    }
+
+    /// The number of the last agreement that rank `me` took part in, from 1 on: the same on all that took part. 0 before the first.
+    ///
+    /// A recovery that fails behind its agreement leaves the generation as it was: this number tells its attempts apart. A rank whose future was
+    /// dropped before it heard of an agreement took part in it.
+    ///
+    /// # Panics
+    /// When there is no rank `me`.
+    pub fn last_agreement(&self, me: Rank) -> u32 {
+        self.state().last[me.index()]
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -176,8 +192,10 @@ impl State {
 
     /// Everybody has come: answers all.
     fn conclude(&mut self, assembly: &Assembly) {
+        self.agreements += 1;
         for (rank, proposal) in (0..).map(Rank).zip(&mut self.proposals) {
             if proposal.take().is_some() {
+                self.last[rank.index()] = self.agreements;
                 self.answers[rank.index()] = Some(assembly.answer(rank));
             }
         }
@@ -280,6 +298,26 @@ mod tests {
         drop(dropped);
         let answers = meet_in(&meeting, &[(1, proposal(&[], 1))], Nanos::from_millis(30));
         assert_eq!(answers[0].as_ref().unwrap_err().failure().map(|failure| failure.culprit), Some(Rank(0)));
+    }
+
+    #[test]
+    fn ranks_know_which_agreement_they_took_part_in_last() {
+        let meeting = LocalMeeting::new(3);
+        let number = |rank| meeting.last_agreement(Rank(rank));
+        assert_eq!([0, 1, 2].map(number), [0; 3]);
+        // Rank 0's future is dropped when all have agreed and it has not heard of it.
+        let mut unheard = Box::pin(meeting.agree(Rank(0), proposal(&[], 1), Nanos::from_secs(60)));
+        assert!(poll_once(&mut unheard).is_pending());
+        let others = [(1, proposal(&[], 1)), (2, proposal(&[], 1))];
+        assert!(meet_in(&meeting, &others, Nanos::from_secs(60)).iter().all(Result::is_ok));
+        drop(unheard);
+        assert_eq!([0, 1, 2].map(number), [1; 3]);
+        // Nobody has agreed when somebody is missing.
+        assert!(block_on(meeting.agree(Rank(1), proposal(&[], 1), Nanos(0))).is_err());
+        assert_eq!(number(1), 1);
+        let without_2 = [(0, proposal(&[2], 1)), (1, proposal(&[], 1))];
+        assert!(meet_in(&meeting, &without_2, Nanos::from_secs(60)).iter().all(Result::is_ok));
+        assert_eq!([0, 1, 2].map(number), [2, 2, 1]);
     }
 
     fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {

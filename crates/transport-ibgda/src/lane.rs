@@ -1,5 +1,7 @@
 //! One lane: its queue, and its state as kernels have it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use ep_core::device::FarStatus;
 use ep_core::port::LaneId;
 use ep_core::{Fault, LaneCause};
@@ -28,6 +30,8 @@ pub(crate) struct Lane {
     pub(crate) psn: u32,
     /// Why nothing may be posted, whatever the completions say.
     pub(crate) closed: Option<LaneCause>,
+    /// Whether its first failed completion has been logged since it began.
+    pub(crate) told: AtomicBool,
 }
 
 /// How far a lane has come.
@@ -80,7 +84,12 @@ impl Lane {
             match self.outcome(device, index, state.log_slots)? {
                 Outcome::Done => {}
                 Outcome::UnderWay => break,
-                Outcome::Failed(cause) => return Ok(self.broken(cause)),
+                Outcome::Failed(cause) => {
+                    if !self.told.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(lane = %self.id, element = index, %cause, "a lane broke");
+                    }
+                    return Ok(self.broken(cause));
+                }
             }
         }
         Ok(Progress::UnderWay)
@@ -126,6 +135,7 @@ impl Lane {
             |error: ep_core::Error| Error::Device { what: "writing the state of a lane", why: error.to_string() };
         device.write(self.state_at, state.as_bytes()).map_err(refused)?;
         self.closed = None;
+        *self.told.get_mut() = false;
         Ok(())
     }
 }

@@ -1,5 +1,9 @@
 //! One rank's lanes: its adapter, its window, and the queue pairs to every far peer.
 
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use ep_core::layout::Queues;
 use ep_core::port::{LaneId, Scope};
 use ep_core::topology::Reach;
@@ -26,6 +30,8 @@ pub struct IbgdaLanes<D: PostingDevice> {
     register: Register<D>,
     window: Region,
     cells: Region,
+    /// What keeps the window, which the adapter has let go of by then.
+    _keeper: Option<Arc<dyn Any + Send + Sync>>,
     storage: Storage<D::Memory>,
     /// The lanes' states, then for each peer the values that cells there have.
     states: D::Memory,
@@ -53,7 +59,7 @@ impl<D: PostingDevice> IbgdaLanes<D> {
         start: DevicePlace<'_>,
     ) -> Result<Self, Error> {
         let DevicePlace { me, layout, window } = start;
-        let WindowMemory::Device { address: window_at, dmabuf, .. } = window else {
+        let WindowMemory::Device { address: window_at, keeper, dmabuf, .. } = window else {
             let (what, why) = ("a window for IBGDA", "it is a file in memory, expected memory of the device".into());
             return Err(Error::Device { what, why });
         };
@@ -83,7 +89,8 @@ impl<D: PostingDevice> IbgdaLanes<D> {
             let place = Place::of(number as u64, count, settings.log_depth);
             let state_at = states.address() + number as u64 * state_bytes;
             let completions_at = storage.address() + place.completions;
-            Lane { id, place, state_at, completions_at, queue: None, psn: 0, closed: Some(LaneCause::Flushed) }
+            let (closed, told) = (Some(LaneCause::Flushed), AtomicBool::new(false));
+            Lane { id, place, state_at, completions_at, queue: None, psn: 0, closed, told }
         };
         let lanes: Vec<Lane> = ids.into_iter().enumerate().map(lane).collect();
         let description = format!("{}; {shown}; {}", chosen.reason, storage.description);
@@ -94,6 +101,7 @@ impl<D: PostingDevice> IbgdaLanes<D> {
             register,
             window,
             cells,
+            _keeper: keeper.map(Arc::clone),
             storage,
             states,
             domain,
@@ -241,7 +249,8 @@ fn show_window<'a>(
     let cells = Part { base, offset: cells.offset.0, bytes: cells.len };
     let mut why = Vec::new();
     for way in ways {
-        // SAFETY: the backend's window, which outlives its lanes; it is used by address.
+        // SAFETY: that the window is memory of the device, its maker answers for (`WindowMemory::Device`). It stays as long as the regions: the lanes hold its keeper
+        // behind them, and where there is none the maker answers for that, too. No core touches it here.
         let show = |part, share: Share| unsafe { Region::new(domain.verbs(), part, way, share.access(true, relaxed)) };
         let both = show(all, Share::Rows).and_then(|rows| Ok((rows, show(cells, Share::Cells)?)));
         let how = match way {

@@ -65,7 +65,8 @@ impl Settings {
         Self::default()
     }
 
-    /// Names of adapters, as `ibv_devices` lists them, for the ranks of a node in turn. None: all that have an active port.
+    /// Names of adapters, as `ibv_devices` lists them, for the ranks of a node in turn: a rank whose adapter cannot be used takes no other. None: all that
+    /// have an active port.
     pub fn devices(self, devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { devices: devices.into_iter().map(Into::into).collect(), ..self }
     }

@@ -69,7 +69,7 @@ impl Default for Loop {
 }
 
 impl Loop {
-    /// As fast as cores copy, without latency. Lanes share queues as on RoCE by default, and hold 256 verbs.
+    /// As fast as cores copy, without latency. Each role has a queue of its own, which holds 256 verbs.
     pub fn new() -> Self {
         Self::on(Clock::Real(Instant::now()))
     }

@@ -321,9 +321,10 @@ fn memory_of(window: WindowMemory<'_>, bytes: usize) -> Result<(Memory, Option<A
     match window {
         WindowMemory::File(file) => Ok((Memory::of(file, bytes).map_err(map_failed("the window"))?, None)),
         WindowMemory::Device { copies: None, .. } => Err(Error::NoCopies),
-        WindowMemory::Device { address, dmabuf, copies: Some(copies) } => {
+        WindowMemory::Device { address, keeper, dmabuf, copies: Some(copies) } => {
             let descriptor = dmabuf.map(|file| file.try_clone_to_owned()).transpose();
-            let memory = descriptor.and_then(|descriptor| Memory::of_device(address, bytes, descriptor));
+            let keeper = keeper.map(Arc::clone);
+            let memory = descriptor.and_then(|descriptor| Memory::of_device(address, bytes, descriptor, keeper));
             let memory = memory.map_err(map_failed("the window of a device"))?;
             Ok((memory, Some(Arc::clone(copies))))
         }
@@ -471,6 +472,6 @@ mod tests {
         let relaxed = Settings { relaxed: true, ..Settings::new() };
         assert!(choose_signal(&relaxed, false, true, "mlx5_0").is_err(), "it would count");
         assert_eq!(choose_signal(&Settings::new(), false, true, "mlx5_0").unwrap().0, Signal::OrderedWrite);
-        assert!(Memory::of_device(0x1000, 64, None).unwrap().word(0).is_none(), "no core touches it");
+        assert!(Memory::of_device(0x1000, 64, None, None).unwrap().word(0).is_none(), "no core touches it");
     }
 }

@@ -3,9 +3,11 @@
 //! Adapters and other ranks write these pages, so nobody ever holds a reference to bytes of them: cells are atomics, all
 //! else goes through raw pointers. The protocol orders the accesses (rules F3, F5, F9).
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
@@ -20,6 +22,8 @@ pub(crate) struct Memory {
     mapped: bool,
     /// By which an adapter may register a device's.
     descriptor: Option<OwnedFd>,
+    /// What keeps a device's.
+    _keeper: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: an address range of the process, which belongs to no thread; it is used through raw pointers and atomics only.
@@ -56,13 +60,19 @@ impl Memory {
 
     fn from_raw(base: *mut std::ffi::c_void, bytes: usize) -> io::Result<Self> {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, bytes, mapped: true, descriptor: None })
+        Ok(Self { base, bytes, mapped: true, descriptor: None, _keeper: None })
     }
 
-    /// Memory of a device, which its owner keeps for as long as this lives; a descriptor of it, where there is one, begins at its first byte.
-    pub(crate) fn of_device(address: u64, bytes: usize, descriptor: Option<OwnedFd>) -> io::Result<Self> {
+    /// Memory of a device, which stays for as long as `keeper` is held here; where there is none, its owner keeps it for as long as this lives. A descriptor of it,
+    /// where there is one, begins at its first byte.
+    pub(crate) fn of_device(
+        address: u64,
+        bytes: usize,
+        descriptor: Option<OwnedFd>,
+        keeper: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> io::Result<Self> {
         let base = NonNull::new(address as *mut u8).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { base, bytes, mapped: false, descriptor })
+        Ok(Self { base, bytes, mapped: false, descriptor, _keeper: keeper })
     }
 
     /// Whether it is a device's.

@@ -12,7 +12,7 @@ use super::{Builder, present, queues};
 use crate::driver::{Device, DeviceMemory, MemoryHandle};
 use crate::endpoint::CudaEndpoint;
 use crate::error::CudaError;
-use crate::far::Network;
+use crate::far::{Network, Offers};
 use crate::kernels::Kernels;
 use crate::memory;
 use crate::node::{Node, PATIENCE, number_here, window};
@@ -90,7 +90,7 @@ impl Builder {
     ) -> Result<CudaEndpoint, Error> {
         let me = member.rank();
         // Processes give their offers by the control plane.
-        let unused = Arc::default();
+        let unused = Arc::new(Offers::new(0));
         let network = self.network().map(|network| (network, &unused));
         let rank = RankDevice::new(device, layout, me, node, options, self.checks.as_ref(), network)?;
         Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))

@@ -19,7 +19,7 @@ impl Device {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub(crate) fn orders_writes(&self) -> Result<bool, CudaError> {
+    pub fn orders_writes(&self) -> Result<bool, CudaError> {
         let ordering = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
         Ok(ordering >= ORDERED_FOR_OWNER)
     }

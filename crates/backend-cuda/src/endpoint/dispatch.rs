@@ -11,7 +11,7 @@ use ep_core::{Endpoint as _, Error, OutboxUse, Placement, Rank, Rings};
 use super::by_expert::Placed;
 use super::landing::{Batch, Landing};
 use super::replayed::{Known, Replayed};
-use super::{Array, CudaEndpoint, Rows, report};
+use super::{Array, CudaEndpoint, Rows};
 use crate::driver::Capture;
 use crate::rank::{Call, Chosen, Counting, DevicePlan, HostCounts};
 
@@ -272,7 +272,7 @@ impl CudaEndpoint {
         let (ticket, me) = (self.tickets, self.desk.rank());
         // SAFETY: as above.
         unsafe { self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting }) }?;
-        let answer = self.until(|device| match report::read(&device.report).error(me) {
+        let answer = self.until(|device| match device.reported(me) {
             Some(error) => Err(error),
             None => Ok(device.host_counts(ticket)),
         });

@@ -191,7 +191,7 @@ impl CudaEndpoint {
     /// Refuses to start while poisoned, and tells of a failure that kernels have reported since.
     fn ready(&mut self) -> Result<(), Error> {
         self.desk.ready()?;
-        match report::read(&self.device.report).error(self.desk.rank()) {
+        match self.device.reported(self.desk.rank()) {
             Some(error) => {
                 self.suspect_told();
                 // Bad choices that a graph or a call without a wait brought: the others wait for what does not come.
@@ -204,7 +204,7 @@ impl CudaEndpoint {
 
     /// A failure that kernels have reported and no call has told: what was read may be nothing.
     fn untold(&self) -> Option<Error> {
-        let reported = report::read(&self.device.report).error(self.desk.rank()).or_else(|| self.low_failure());
+        let reported = self.device.reported(self.desk.rank()).or_else(|| self.low_failure());
         reported.filter(|_| self.desk.poisoned().is_none())
     }
 
@@ -240,7 +240,7 @@ impl CudaEndpoint {
         }
         if self.wait_for_kernels {
             self.ended(&event).await?;
-            if let Some(error) = report::read(&self.device.report).error(self.desk.rank()) {
+            if let Some(error) = self.device.reported(self.desk.rank()) {
                 return Err(self.fail(error));
             }
         }

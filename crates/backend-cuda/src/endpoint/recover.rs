@@ -32,7 +32,6 @@ impl CudaEndpoint {
         let op = op.max(self.device.low_serial()? + 1);
         let allowed = self.settings().deadline();
         // All have when any has agreed.
-        self.far().inspect(|far| far.offers.withdraw(self.desk.rank()));
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
         if !agreement.mask.is_empty() {
             self.device.node.lose();
@@ -46,7 +45,7 @@ impl CudaEndpoint {
             // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
             lost.iter().try_for_each(|&rank| self.device.low_mask(rank))?;
         }
-        self.reconnect(agreement.generation, &agreement.mask).await?;
+        self.reconnect(&agreement.mask).await?;
         self.device.restart(agreement.generation, agreement.op)?;
         self.device.connect(&agreement.mask)?;
         self.low.restart(&agreement.mask);
@@ -61,7 +60,7 @@ impl CudaEndpoint {
     }
 
     /// Connects the lanes to other nodes anew, but not to ranks of `mask`: nothing of the generation before arrives any more. No kernel of this rank runs.
-    async fn reconnect(&mut self, generation: u16, mask: &RankSet) -> Result<(), Error> {
+    async fn reconnect(&mut self, mask: &RankSet) -> Result<(), Error> {
         if self.far().is_none() {
             return Ok(());
         }
@@ -76,25 +75,28 @@ impl CudaEndpoint {
         })
         .await?;
         let offer = self.far().map(|far| far.lanes().offer()).transpose()?.unwrap_or_default();
-        let offers = self.gather(generation, Step::Offer, mask, offer).await?;
+        let offers = self.gather(Step::Offer, mask, offer).await?;
         self.far().map_or(Ok(()), |far| far.lanes().connect(&offers))?;
         // Nobody posts before all are connected.
-        self.gather(generation, Step::Connect, mask, Vec::new()).await.map(drop)
+        self.gather(Step::Connect, mask, Vec::new()).await.map(drop)
     }
 
-    /// What all ranks but those of `mask` give.
-    async fn gather(&mut self, generation: u16, step: Step, mask: &RankSet, own: Vec<u8>) -> Result<Given, Error> {
-        let (me, ranks, op) = (self.desk.rank(), self.topology().ranks(), self.desk.next_op());
+    /// What all ranks but those of `mask` give, behind the agreement that this rank took part in last.
+    async fn gather(&mut self, step: Step, mask: &RankSet, own: Vec<u8>) -> Result<Given, Error> {
+        let (me, op) = (self.desk.rank(), self.desk.next_op());
         let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0));
-        if let Peers::Processes(member) = &self.peers {
-            return Ok(member.all_gather(&own, allowed).map_err(CudaError::meeting)?);
-        }
-        self.far().inspect(|far| far.offers.give(generation, step, me, ranks, own));
+        let agreement = match &self.peers {
+            Peers::Processes(member) => return Ok(member.all_gather(&own, allowed).map_err(CudaError::meeting)?),
+            Peers::Threads(meeting) => meeting.last_agreement(me),
+        };
+        self.far().inspect(|far| far.offers.give(agreement, step, me, own));
         let given = |device: &RankDevice| {
             let Some(far) = &device.far else { return Ok(Some(Given::new())) };
-            match far.offers.taken(generation, step, mask) {
+            // Before the look at what was given: all that a rank gave before it ended is there then.
+            let gone = device.node.gone();
+            match far.offers.taken(agreement, step, mask) {
                 Ok(given) => Ok(Some(given)),
-                Err(missing) if began.elapsed() > allowed => {
+                Err(missing) if gone.contains(missing) || began.elapsed() > allowed => {
                     let fault = Fault::PeerGone { peer: missing, phase: Phase::Recovery };
                     Err(Failure { op, culprit: missing, reporter: me, fault }.into())
                 }

@@ -30,6 +30,8 @@ pub(super) struct Lane {
     settled: u64,
     credited: u64,
     pub(super) fault: Option<Fault>,
+    /// Whether anything moved since this was asked last.
+    has_moved: bool,
     #[cfg(test)]
     pub(super) plant: super::tests::Plant,
 }
@@ -46,6 +48,7 @@ impl Lane {
             settled: 0,
             credited: 0,
             fault: None,
+            has_moved: false,
             #[cfg(test)]
             plant: super::tests::Plant::Nothing,
         }
@@ -93,7 +96,14 @@ impl Lane {
             while self.fifo.take(memory).is_some() {}
         }
         self.credit(memory);
-        before != (self.fifo.taken(), self.posted, self.settled)
+        let moved = before != (self.fifo.taken(), self.posted, self.settled);
+        self.has_moved |= moved;
+        moved
+    }
+
+    /// Whether anything was under way since this was asked last.
+    pub(super) fn was_busy(&mut self) -> bool {
+        std::mem::take(&mut self.has_moved) || !self.is_idle()
     }
 
     fn post<L: Lanes, M: Reached>(&mut self, memory: &M, lanes: &mut L) -> Result<(), Fault> {

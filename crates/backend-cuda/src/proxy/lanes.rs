@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use ep_core::port::{LaneId, Scope};
 use ep_core::transport::{DeviceLanes, Lanes};
@@ -23,12 +24,14 @@ pub struct ProxyLanes<L: Lanes, M: Reached> {
 }
 
 impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
-    /// Of all lanes, each with the queue of the transport that takes what is posted to it.
+    /// Of all lanes, each with the queue of the transport that takes what is posted to it. `silence`: how long nothing may be under way to a peer before the transport
+    /// probes.
     pub(super) fn open(
         transport: L,
         me: Rank,
         all: Vec<(LaneId, LaneId)>,
         log_slots: u32,
+        silence: Duration,
         take: &impl Fn(usize) -> Result<M, Error>,
         cores: Cores,
     ) -> Result<Self, Error> {
@@ -36,7 +39,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
         let lane = |(number, (id, queue))| Lane::new(id, queue, Taker::new(number * each, log_slots));
         let lanes: Vec<_> = all.into_iter().enumerate().map(lane).collect();
         let memory = take(each * lanes.len().max(1))?;
-        let shared = Arc::new(Shared::new(transport, lanes, memory));
+        let shared = Arc::new(Shared::new(transport, lanes, memory, silence));
         let run = Arc::clone(&shared);
         let thread = thread::Builder::new().name(format!("proxy of rank {me}")).spawn(move || {
             cores.keep();
@@ -74,6 +77,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
         let mut work = self.shared.between_turns();
         work.transport.connect(offers)?;
+        work.silence.restart();
         work.connected = true;
         Ok(())
     }

@@ -33,7 +33,8 @@
 //! # The thread
 //!
 //! One for each rank. It looks at all FIFOs in turn, and waits busily while commands come; after a thousand turns in which
-//! nothing moved it yields at each. It stays on cores beside the GPU where the system says which those are. Calls of the control plane take the lanes from it for as long as they last.
+//! nothing moved it yields at each. Where nothing has been under way to a peer for a thirty-second of the deadline, it lets the transport probe: so a rank that only
+//! waits finds a lost link, too. It stays on cores beside the GPU where the system says which those are. Calls of the control plane take the lanes from it for as long as they last.
 
 pub mod command;
 mod cores;
@@ -46,6 +47,8 @@ mod staged;
 #[cfg(test)]
 mod tests;
 mod thread;
+
+use std::time::Duration;
 
 use ep_core::Error;
 use ep_core::declare::CStruct as _;
@@ -66,6 +69,8 @@ use ep_core::transport::DeviceLanes;
 use cores::Cores;
 use fifo::{Fifo, FifoAnswers};
 
+/// A thirty-second of the deadline without anything under way to a peer makes the transport probe.
+const PROBE: u64 = 32;
 /// Slots of a FIFO, as the power of two.
 const LOG_SLOTS: u32 = 9;
 
@@ -129,7 +134,8 @@ where
         let queue = |lane| self.transport.far_lanes().queue(layout, me, lane);
         let of_peer = |(peer, kinds): (_, Vec<_>)| kinds.into_iter().map(move |kind| LaneId { peer, kind });
         let all = place.peers(self.far_lanes()).flat_map(of_peer).map(|lane| (lane, queue(lane))).collect();
-        ProxyLanes::open(lanes, me, all, self.log_slots, &self.take, self.cores.clone())
+        let silence = Duration::from_nanos(layout.settings().deadline().0 / PROBE);
+        ProxyLanes::open(lanes, me, all, self.log_slots, silence, &self.take, self.cores.clone())
     }
 }
 

@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use ep_core::Rank;
 use ep_core::device::FarStatus;
 use ep_core::transport::Lanes;
 
@@ -33,12 +35,59 @@ pub(super) struct Work<L> {
     pub(super) lanes: Vec<Lane>,
     /// From a connection to the next offer.
     pub(super) connected: bool,
+    pub(super) silence: Silence,
+}
+
+/// For how long nothing has been under way to each peer. A rank that only waits sends nothing that could stay without an answer, so it would not find out that a
+/// peer is out of reach: where the silence lasts, the transport probes.
+#[derive(Debug)]
+pub(super) struct Silence {
+    longest: Duration,
+    /// The peers, and since when nothing has been under way to each.
+    since: Vec<(Rank, Instant)>,
+}
+
+impl Silence {
+    /// Of the peers of these lanes; `longest`: how long it may last.
+    pub(super) fn new(lanes: &[Lane], longest: Duration) -> Self {
+        let mut peers: Vec<Rank> = lanes.iter().map(|lane| lane.id.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let now = Instant::now();
+        Self { longest, since: peers.into_iter().map(|peer| (peer, now)).collect() }
+    }
+
+    /// It begins anew, with all peers.
+    pub(super) fn restart(&mut self) {
+        let now = Instant::now();
+        self.since.iter_mut().for_each(|(_, since)| *since = now);
+    }
+
+    /// The peers to which nothing has been under way for too long, and of whose lanes none is known to be broken. For them it begins anew.
+    fn too_long(&mut self, lanes: &mut [Lane], now: Instant) -> impl Iterator<Item = Rank> {
+        let longest = self.longest;
+        self.since.iter_mut().filter_map(move |(peer, since)| {
+            let of_peer = |lane: &&mut Lane| lane.id.peer == *peer;
+            let (mut busy, mut broken) = (false, false);
+            for lane in lanes.iter_mut().filter(of_peer) {
+                busy |= lane.was_busy();
+                broken |= lane.fault.is_some();
+            }
+            let lasts = !busy && now.duration_since(*since) >= longest;
+            if busy || lasts {
+                *since = now;
+            }
+            (lasts && !broken).then_some(*peer)
+        })
+    }
 }
 
 impl<L: Lanes, M: Reached> Shared<L, M> {
-    pub(super) const fn new(transport: L, lanes: Vec<Lane>, memory: M) -> Self {
+    /// `silence`: how long nothing may be under way to a peer before the transport probes.
+    pub(super) fn new(transport: L, lanes: Vec<Lane>, memory: M, silence: Duration) -> Self {
+        let silence = Silence::new(&lanes, silence);
         Self {
-            work: Mutex::new(Work { transport, lanes, connected: false }),
+            work: Mutex::new(Work { transport, lanes, connected: false, silence }),
             memory,
             wanted: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -64,7 +113,14 @@ impl<L: Lanes, M: Reached> Shared<L, M> {
         let (mut idle, mut turns) = (0, 0u32);
         while !self.stop.load(Ordering::Relaxed) {
             turns = turns.wrapping_add(1);
-            let moved = self.lock().turn(&self.memory, turns.is_multiple_of(LOOK));
+            let look = turns.is_multiple_of(LOOK);
+            let moved = {
+                let mut work = self.lock();
+                if look {
+                    work.probe_where_nothing_moves();
+                }
+                work.turn(&self.memory, look)
+            };
             idle = if moved { 0 } else { idle + 1 };
             while self.wanted.load(Ordering::Relaxed) > 0 {
                 thread::yield_now();
@@ -80,9 +136,16 @@ impl<L: Lanes, M: Reached> Shared<L, M> {
 }
 
 impl<L: Lanes> Work<L> {
+    fn probe_where_nothing_moves(&mut self) {
+        let Self { transport, lanes, connected, silence } = self;
+        if *connected {
+            silence.too_long(lanes, Instant::now()).for_each(|peer| transport.probe(peer));
+        }
+    }
+
     /// Lets every lane go on; with `look` those that broke without a verb are found, too. Whether anything moved.
     pub(super) fn turn<M: Reached>(&mut self, memory: &M, look: bool) -> bool {
-        let Self { transport, lanes, connected } = self;
+        let Self { transport, lanes, connected, .. } = self;
         if !*connected {
             return false;
         }

@@ -12,7 +12,7 @@ use ep_conformance::verify::{self, Observed};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::layout::Queues;
 use ep_core::reference::World;
-use ep_core::{Endpoint as _, Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
+use ep_core::{Endpoint as _, Error, Failure, Fault, LaneCause, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_ibgda::{Ibgda, Library};
 use libtest_mimic::Trial;
 
@@ -23,8 +23,8 @@ const DEADLINE: Nanos = Nanos::from_secs(60);
 /// Waits are suspected after three quarters of the deadline: what is named before was named by an adapter.
 const SOON: Duration = Duration::from_secs(40);
 
-/// What a rank saw of a failure: whom it blamed, after how long, and a round after it.
-type Seen = (Option<Rank>, Duration, Result<Observed, String>);
+/// What a rank saw of a failure: what it was, after how long, and a round after it.
+type Seen = (Option<Failure>, Duration, Result<Observed, String>);
 
 /// Two nodes of two ranks.
 struct Job {
@@ -79,12 +79,12 @@ impl Job {
                 failed = round(&mut ep, &whole, batch, &how).await.err();
             }
             let took = began.elapsed();
-            let culprit = failed.and_then(|error| error.failure().map(|failure| failure.culprit));
+            let failed = failed.and_then(|error| error.failure().copied());
             let after = match ep.recover(lost).await {
                 Ok(()) => round(&mut ep, &left, batch, &how).await.map(|(observed, _)| observed),
                 Err(error) => Err(error),
             };
-            Some((culprit, took, after.map_err(|error| error.to_string())))
+            Some((failed, took, after.map_err(|error| error.to_string())))
         })?;
         let seen = self.setup.topology.all().zip(outcomes).filter(|(rank, _)| !lost.contains(*rank));
         seen.map(|(rank, seen)| Ok((rank, seen.flatten().ok_or(format!("rank {rank} did not finish"))?))).collect()
@@ -93,7 +93,8 @@ impl Job {
     /// All blamed one of `culprits`, in time, and the round after it is right.
     fn check(&self, lost: &RankSet, culprits: &[u32], seen: Vec<(Rank, Seen)>) -> Result<(), String> {
         let mut observed = vec![Observed::default(); 4];
-        for (rank, (culprit, took, after)) in seen {
+        for (rank, (failed, took, after)) in seen {
+            let culprit = failed.map(|failure| failure.culprit);
             if !culprit.is_some_and(|culprit| culprits.contains(&culprit.0)) || took >= SOON {
                 return Err(format!("rank {rank} blamed {culprit:?} after {took:?}, expected one of {culprits:?}"));
             }
@@ -107,8 +108,15 @@ impl Job {
     }
 }
 
-/// An element of the busiest queue of rank 0, that of its rows to rank 2, ends with an error. All connect anew.
-fn an_error_completion(cards: Cards, seed: u64, syndrome: u8, culprits: &[u32]) -> Result<(), String> {
+/// An element of the busiest queue of rank 0, that of its rows to rank 2, ends with an error. Rank 0 says which, unless it has heard of another's first. All
+/// connect anew.
+fn an_error_completion(
+    cards: Cards,
+    seed: u64,
+    syndrome: u8,
+    expected: LaneCause,
+    culprits: &[u32],
+) -> Result<(), String> {
     let job = Job::new(seed, cards)?;
     let harm = |me: Rank| {
         if me == Rank(0) {
@@ -118,7 +126,19 @@ fn an_error_completion(cards: Cards, seed: u64, syndrome: u8, culprits: &[u32]) 
         }
     };
     let lost = RankSet::new();
-    job.check(&lost, culprits, job.run(&lost, harm)?).map_err(|error| format!("syndrome {syndrome:#x}: {error}"))
+    let seen = job.run(&lost, harm)?;
+    let fault =
+        seen.iter().find(|(rank, _)| *rank == Rank(0)).and_then(|(_, (failed, ..))| Some(failed.as_ref()?.fault));
+    let is_expected = match fault {
+        Some(Fault::LaneBroken { lane, cause }) => lane.peer == Rank(2) && cause == expected,
+        // Its end of the queue is silent, and rank 2 has given up first.
+        Some(Fault::Aborted { .. }) => culprits.contains(&0),
+        _ => false,
+    };
+    if !is_expected {
+        return Err(format!("syndrome {syndrome:#x}: rank 0 says {fault:?}, expected {expected:?}"));
+    }
+    job.check(&lost, culprits, seen).map_err(|error| format!("syndrome {syndrome:#x}: {error}"))
 }
 
 /// Nothing comes from node 1 any more, and nothing says so: only its adapters no longer answer.
@@ -179,9 +199,13 @@ type Named = (&'static str, fn(Cards) -> Result<(), String>);
 /// All of it, called `NAME::...`. `absent`: why nothing runs here.
 pub fn trials(name: &'static str, cards: Cards, absent: Option<&'static str>) -> Vec<Trial> {
     let all: [Named; 5] = [
-        ("an_error_completion_names_the_peer", |cards| an_error_completion(cards, 3, 0x13, &[2])),
+        ("an_error_completion_names_the_peer", |cards| {
+            an_error_completion(cards, 3, 0x13, LaneCause::RemoteAccess, &[2])
+        }),
         // What its own adapter refused rank 2 hears nothing of: it names rank 0, whose end of the queue is silent, where it gives up first.
-        ("a_request_that_the_own_adapter_refuses_names_the_lane", |cards| an_error_completion(cards, 5, 0x04, &[0, 2])),
+        ("a_request_that_the_own_adapter_refuses_names_the_lane", |cards| {
+            an_error_completion(cards, 5, 0x04, LaneCause::LocalAccess, &[0, 2])
+        }),
         ("cards_that_died_are_noticed_and_survivors_go_on", cards_that_died),
         ("lanes_that_were_cut_are_noticed_and_all_go_on", lanes_that_were_cut),
         ("what_cannot_be_is_refused_by_name", what_is_refused),

@@ -43,7 +43,7 @@ impl Cards {
             let settings = Settings::new().relaxed_ordering(true).devices([self.fabric.card(me as usize).name()]);
             // SAFETY: the program's window of that rank, which lives until it asks for the end of the lanes.
             self.windows.push(unsafe { HostDevice::lend(window.base as u64, window.bytes) });
-            let memory = WindowMemory::Device { address: window.base as u64, dmabuf: None, copies: None };
+            let memory = WindowMemory::Device { address: window.base as u64, keeper: None, dmabuf: None, copies: None };
             let place = DevicePlace { me: Rank(me), layout: &self.layout, window: memory };
             self.lanes.push(Ibgda::new(library.clone(), HostDevice, settings).open(place)?);
         }

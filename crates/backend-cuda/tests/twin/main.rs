@@ -17,6 +17,8 @@ mod early;
 mod planted;
 #[path = "../common/posted.rs"]
 mod posted;
+#[path = "../common/recovering.rs"]
+mod recovering;
 #[path = "../common/specialised.rs"]
 mod specialised;
 #[path = "../common/stalled.rs"]
@@ -27,6 +29,8 @@ mod striped;
 #[path = "../common/tags.rs"]
 mod tags;
 mod timed;
+#[path = "../common/waiting.rs"]
+mod waiting;
 
 use std::env;
 use std::process::ExitCode;
@@ -282,6 +286,8 @@ fn main() -> ExitCode {
         .with(early::trials(absent))
         .with(specialised::trials(absent))
         .with(stalled::trials(absent))
+        .with(recovering::trials(absent))
+        .with(waiting::trials(absent))
         .share(|name| all() || takes(name));
     let apart = APART.split_at(share(APART.len(), 4)).0;
     suite.run_with_processes_for(Apart::default(), |name| all() || apart.contains(&name))

@@ -106,6 +106,14 @@ impl Report {
         self.error_of(me, Mismatch::of(self.field).map(Mismatch::name))
     }
 
+    /// The rank to which a lane broke, or refused what was posted, where the report is of that: whoever holds the lanes knows the
+    /// cause ([`DeviceLanes::broken`](crate::transport::DeviceLanes::broken)), and a kernel does not.
+    pub fn broken_lane(&self) -> Option<Rank> {
+        let is_lane = Status::of(self.status) == Some(Status::Lane);
+        let of_lane = matches!(FarStatus::of(self.field), Some(FarStatus::Broken | FarStatus::Refused));
+        (is_lane && of_lane).then_some(Rank(self.peer))
+    }
+
     /// The error that it is, for rank `me` that has reported it in low latency; none where nothing was reported.
     pub fn low_error(&self, me: Rank) -> Option<Error> {
         self.error_of(me, LowMismatch::of(self.field).map(LowMismatch::name))
@@ -217,6 +225,16 @@ mod tests {
             assert_eq!(of(status), (Rank(4), Fault::LaneBroken { lane, cause }));
         }
         assert!(matches!(of(FarStatus::Timeout).1, Fault::Timeout { phase: Phase::Rows, awaited: 7, .. }));
+    }
+
+    #[test]
+    fn who_holds_lanes_is_asked_of_those_that_broke() {
+        let of =
+            |status: Status, field: FarStatus| Report { field: field as u32, ..report(status as u32) }.broken_lane();
+        assert_eq!(of(Status::Lane, FarStatus::Broken), Some(Rank(2)));
+        assert_eq!(of(Status::Lane, FarStatus::Refused), Some(Rank(2)));
+        assert_eq!(of(Status::Lane, FarStatus::Gone), None);
+        assert_eq!(of(Status::Mismatch, FarStatus::Broken), None);
     }
 
     #[test]

@@ -45,10 +45,13 @@ impl DeviceSource {
 pub enum WindowMemory<'a> {
     /// Memory of the host that has a descriptor, as in [`Place`].
     File(BorrowedFd<'a>),
-    /// Memory of the device.
+    /// Memory of the device. Nothing checks that it is so: adapters read and write wherever this says. Whoever makes this value answers for it.
     Device {
-        /// Its address there.
+        /// Its address there: of [`Layout::window_bytes`] bytes, which only the device, its driver and adapters touch.
         address: u64,
+        /// What keeps the memory: lanes hold it until no adapter knows the memory any more. None where its owner outlives the lanes
+        /// anyway.
+        keeper: Option<&'a Arc<dyn Any + Send + Sync>>,
         /// By which an adapter may register it, where the driver gives one.
         dmabuf: Option<BorrowedFd<'a>>,
         /// By which the host moves its bytes, where the backend lets it.
@@ -239,7 +242,8 @@ pub trait DeviceLanes: Send + fmt::Debug {
     /// value lives. None where this rank has no such queue.
     fn state(&self, lane: LaneId) -> Option<u64>;
 
-    /// As [`Lanes::probe`](super::Lanes::probe): called from time to time while kernels wait long for `peer`.
+    /// As [`Lanes::probe`](super::Lanes::probe), for who waits long for `peer`. Lanes that a thread of the host posts to do it by
+    /// themselves; those that kernels post to have no way.
     fn probe(&mut self, peer: Rank) {
         let _ = peer;
     }

@@ -1,7 +1,9 @@
 //! The host side from open to drop: what the card is told, in which order, and what is left of it afterwards.
 
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ep_core::port::{Cell, Counter, LaneKind, Offset, Scope};
@@ -164,7 +166,8 @@ fn memory_is_shown_by_descriptor_else_by_address_else_it_is_the_hosts() {
         let fabric = Fabric::builder(2, Link::Ethernet).running();
         plan(&fabric);
         let window = WithFiles.memory(layout.window_bytes() as usize, Home::Device).unwrap();
-        let memory = WindowMemory::Device { address: window.address(), dmabuf: window.dmabuf(), copies: None };
+        let memory =
+            WindowMemory::Device { address: window.address(), keeper: None, dmabuf: window.dmabuf(), copies: None };
         let settings = Settings::new().devices([fabric.card(0).name()]);
         let place = DevicePlace { me: Rank(0), layout: &layout, window: memory };
         let mut lanes = Ibgda::new(library(), WithFiles, settings).open(place).unwrap();
@@ -230,6 +233,48 @@ fn what_a_card_lacks_is_named() {
     expect("elements is 8, allowed on", &|model| model.log_max_cq_size = 7);
     expect("is not active", &|model| model.up = false);
     expect("no mlx5 adapter", &|model| model.mlx5 = false);
+}
+
+/// The window stays as long as the adapter knows it, whatever its backend does.
+#[test]
+fn lanes_hold_what_keeps_their_window() {
+    let fabric = Fabric::builder(1, Link::Ethernet).stepped();
+    let layout = layout(2);
+    let window = HostDevice.memory(layout.window_bytes() as usize, Home::Device).unwrap();
+    let address = window.address();
+    let keeper: Arc<dyn Any + Send + Sync> = Arc::new(window);
+    let kept = Arc::downgrade(&keeper);
+    let memory = WindowMemory::Device { address, keeper: Some(&keeper), dmabuf: None, copies: None };
+    let place = DevicePlace { me: Rank(0), layout: &layout, window: memory };
+    let settings = Settings::new().devices([fabric.card(0).name()]);
+    let lanes = Ibgda::new(library(), HostDevice, settings).open(place).unwrap();
+    drop(keeper);
+    assert!(kept.upgrade().is_some(), "the adapter knows the window");
+    drop(lanes);
+    assert!(kept.upgrade().is_none());
+    assert_eq!((fabric.card(0).objects(), fabric.complaints()), (0, Vec::new()));
+}
+
+/// A rank takes no other adapter in place of its own, which others have as well.
+#[test]
+fn an_adapter_that_was_asked_for_and_is_down_is_named_to_the_rank_whose_it_is() {
+    let down = Model { up: false, ..Model::new(Link::Ethernet) };
+    let down = Fabric::builder(1, Link::Ethernet).model(down).stepped();
+    let up = Fabric::builder(1, Link::Ethernet).stepped();
+    let names = [down.card(0).name(), up.card(0).name()];
+    let layout = layout(2);
+    let open = |names: Vec<String>| {
+        let window = HostDevice.memory(layout.window_bytes() as usize, Home::Device).unwrap();
+        let memory = WindowMemory::Device { address: window.address(), keeper: None, dmabuf: None, copies: None };
+        let place = DevicePlace { me: Rank(0), layout: &layout, window: memory };
+        let lanes = Ibgda::new(library(), HostDevice, Settings::new().devices(names)).open(place);
+        lanes.map(|lanes| lanes.description().to_owned()).map_err(|error| error.to_string())
+    };
+    let [first, second] = names.clone();
+    let said = open(vec![first.clone(), second.clone()]).unwrap_err();
+    assert!(said.contains(&first) && said.contains("is not active"), "{said}");
+    let taken = open(vec![second.clone(), first]).unwrap();
+    assert!(taken.contains(&second) && taken.contains("among 2 asked for"), "{taken}");
 }
 
 /// Every call that may fail, failed once at each place where it is made: an error that names it, nothing left, no complaint.

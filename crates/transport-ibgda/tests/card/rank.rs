@@ -145,7 +145,7 @@ impl Member {
         let place = DevicePlace {
             me: Rank(me),
             layout,
-            window: WindowMemory::Device { address: window.address(), dmabuf: None, copies: None },
+            window: WindowMemory::Device { address: window.address(), keeper: None, dmabuf: None, copies: None },
         };
         let lanes = Ibgda::new(library(), HostDevice, settings).open(place)?;
         Ok(Self { lanes, window, me: Rank(me) })

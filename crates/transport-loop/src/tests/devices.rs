@@ -121,7 +121,7 @@ impl Pair {
         let windows: Vec<_> = topology.all().map(|_| Arc::new(slow())).collect();
         let open = |(me, window): (Rank, &Arc<Slow>)| {
             let copies = Arc::clone(window) as Arc<dyn WindowCopies>;
-            let window = WindowMemory::Device { address: 0, dmabuf: None, copies: Some(&copies) };
+            let window = WindowMemory::Device { address: 0, keeper: None, dmabuf: None, copies: Some(&copies) };
             network.open_for_device(DevicePlace { me, layout: &layout, window }).unwrap()
         };
         let ranks = topology.all().zip(&windows).map(open).collect();

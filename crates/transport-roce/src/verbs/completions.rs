@@ -45,14 +45,30 @@ impl Completions {
         let Some(poll) = poll else { return Err(Error::Symbol { name: "poll_cq" }) };
         // SAFETY: room for as many entries as are asked for.
         let count = unsafe { poll(cq, into.len() as c_int, into.as_mut_ptr()) };
-        usize::try_from(count)
-            .map_err(|_| Error::call("ibv_poll_cq", self.0.context.name(), io::Error::from_raw_os_error(-count)))
+        counted(count).map_err(|error| Error::call("ibv_poll_cq", self.0.context.name(), error))
     }
+}
+
+/// How many there were. A negative number is no error of the system: providers give what they like, many -1 for any.
+fn counted(count: c_int) -> Result<usize, io::Error> {
+    usize::try_from(count).map_err(|_| io::Error::other(format!("it gave {count}")))
 }
 
 impl Drop for OwnedCompletions {
     fn drop(&mut self) {
         // SAFETY: made by `Completions::new`; its queue pairs have been destroyed, as they held it.
         unsafe { (self.context.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_provider_gives_that_is_no_count_is_no_error_of_the_system() {
+        assert_eq!(counted(3).unwrap(), 3);
+        let said = Error::call("ibv_poll_cq", "rxe0", counted(-1).unwrap_err()).to_string();
+        assert_eq!(said, "ibv_poll_cq on rxe0 failed: it gave -1 (see the system's log (dmesg))");
     }
 }

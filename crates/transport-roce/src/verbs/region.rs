@@ -60,7 +60,8 @@ impl Region {
     ) -> Result<Self, Error> {
         assert!(part.start <= part.end && part.end <= memory.bytes(), "{part:?} of {} bytes", memory.bytes());
         let part = Part { base: memory.address(), offset: part.start as u64, bytes: part.len() as u64 };
-        // SAFETY: the memory lives as long as the region, which holds it; it is touched by atomics and raw pointers only.
+        // SAFETY: the region holds `memory`. What that maps, it maps for as long as it lives, and touches by atomics and raw pointers only. That a device's lies where
+        // `WindowMemory::Device` says, and stays where that has no keeper for this to hold, its maker answers for; no core touches it here.
         let register = |way| unsafe { ep_rdma::Region::new(domain, part, way, access) };
         if let Some(file) = memory.descriptor() {
             match register(ep_rdma::Way::Dmabuf(file)) {

@@ -62,7 +62,7 @@ fn registered(takes: &'static str, file: bool, knows_files: bool, access: c_uint
     TAKES.set(takes);
     SAID.take();
     let file = file.then(|| -> OwnedFd { memfd_create("window", MemfdFlags::CLOEXEC).unwrap() });
-    let memory = Arc::new(Memory::of_device(FROM, BYTES, file).unwrap());
+    let memory = Arc::new(Memory::of_device(FROM, BYTES, file, None).unwrap());
     // SAFETY: no function of this library looks at the device.
     let device = unsafe { Device::new(&library(knows_files), "mlx5_0", NonNull::dangling()) };
     let made = Region::of_part(&Domain::new(&device).unwrap(), memory, 4096..4608, access);

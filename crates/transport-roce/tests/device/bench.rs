@@ -60,7 +60,7 @@ impl Bench {
             let copies: Arc<dyn WindowCopies> = Arc::new(Copies(window.try_clone().unwrap()));
             // Soft-RoCE takes no descriptors: it goes by the address then.
             let dmabuf = Some(window.as_fd());
-            let window = WindowMemory::Device { address: mapped(window), dmabuf, copies: Some(&copies) };
+            let window = WindowMemory::Device { address: mapped(window), keeper: None, dmabuf, copies: Some(&copies) };
             Roce::new(settings.clone()).open_for_device(DevicePlace { me, layout: &bench.layout, window })
         };
         let lanes = (0..).map(Rank).zip(&bench.windows).map(|end| open(end).unwrap()).collect();

@@ -259,7 +259,7 @@ fn windows_of_devices_are_refused_by_name() {
     let topology = Topology::new(2, 1).unwrap();
     let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().unwrap();
     let layout = Layout::new(&shape, &topology, &Settings::auto(&shape, &topology)).unwrap();
-    let window = WindowMemory::Device { address: 4096, dmabuf: None, copies: None };
+    let window = WindowMemory::Device { address: 4096, keeper: None, dmabuf: None, copies: None };
     let refused = Proxy::new(network(), HostMemory::new).open(DevicePlace { me: A, layout: &layout, window });
     let refused = refused.map(drop).unwrap_err().to_string();
     assert!(refused.starts_with("a window in device memory over the loop is not supported"), "{refused}");

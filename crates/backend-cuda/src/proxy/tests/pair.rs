@@ -276,7 +276,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> End<L, M> {
         let copies = Arc::clone(&window) as Arc<dyn WindowCopies>;
         let memory = match home {
             Home::Host => WindowMemory::File(window.file.as_fd()),
-            Home::Device => WindowMemory::Device { address: 4096, dmabuf: None, copies: Some(&copies) },
+            Home::Device => WindowMemory::Device { address: 4096, keeper: None, dmabuf: None, copies: Some(&copies) },
         };
         let lanes = proxy.open(DevicePlace { me, layout: &layout, window: memory }).expect("opened");
         Self { me, lanes, window, layout }

@@ -24,7 +24,7 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
     }
     if !devices.is_empty() {
         findings.push(verbs(system));
-        findings.push(device_memory(system, gives_descriptors()));
+        findings.push(device_memory(system, gives_descriptors(), orders_writes()));
     }
     findings
 }
@@ -152,11 +152,30 @@ fn gives_descriptors() -> bool {
     false
 }
 
-/// How adapters reach memory of GPUs: by descriptors (dmabuf), or by a module.
-fn device_memory(system: &System, descriptors: bool) -> Finding {
+/// Whether all GPUs order what adapters write to their memory.
+fn orders_writes() -> bool {
+    #[cfg(feature = "cuda")]
+    {
+        let gpus = 0..ep_cuda::driver::devices().unwrap_or(0);
+        let mut gpus = gpus.filter_map(|ordinal| ep_cuda::driver::Device::open(ordinal).ok());
+        gpus.all(|gpu| gpu.orders_writes().unwrap_or(false))
+    }
+    #[cfg(not(feature = "cuda"))]
+    true
+}
+
+/// How adapters reach memory of GPUs: by descriptors (dmabuf), or by a module. Where a GPU does not order what they write, that is of no use.
+fn device_memory(system: &System, descriptors: bool, ordered: bool) -> Finding {
     const WHAT: &str = "GPU memory for RDMA";
     let loaded =
         ["nvidia_peermem", "nv_peer_mem"].into_iter().find(|module| system.path("/sys/module").join(module).exists());
+    if !ordered {
+        return Finding::limited(
+            WHAT,
+            "a GPU does not order what adapters write to it: rows of GPUs are staged through memory of the host",
+            "full speed of --backend cuda --far roce, and --far ibgda: a GPU with GPU_DIRECT_RDMA_WRITES_ORDERING",
+        );
+    }
     match (descriptors, loaded) {
         (true, Some(module)) => Finding::good(WHAT, format!("dmabuf, module {module}")),
         (true, None) => Finding::good(WHAT, "dmabuf, where the adapter's driver takes it"),
@@ -247,8 +266,11 @@ mod tests {
         assert!(without.prevents.unwrap().contains("modprobe nvidia_peermem"));
         fs::create_dir_all(folder.path().join("sys/module/nvidia_peermem")).unwrap();
         assert_eq!(memory().standing, Standing::Good);
-        let seen = |descriptors| device_memory(&system, descriptors).seen;
+        let seen = |descriptors| device_memory(&system, descriptors, true).seen;
         assert_eq!([seen(false), seen(true)], ["module nvidia_peermem", "dmabuf, module nvidia_peermem"]);
+        let unordered = device_memory(&system, true, false);
+        assert_eq!(unordered.standing, Standing::Limited);
+        assert!(unordered.seen.contains("does not order what adapters write"));
     }
 
     #[test]
