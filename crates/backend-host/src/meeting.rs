@@ -6,7 +6,6 @@
 //! was lost may live and still have its neighbours' windows: they go elsewhere.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
@@ -66,15 +65,13 @@ pub(crate) struct Meeting<L> {
     seat: Arc<Seat<L>>,
     /// Where ranks are threads.
     table: Option<Arc<Table>>,
-    /// Agreements so far: the same on all that take part, whether they could connect afterwards or not.
-    agreements: AtomicU32,
     /// Ranks that cannot reach the windows of this node any more.
     fenced: Mutex<RankSet>,
 }
 
 impl<L: Lanes> Meeting<L> {
     pub(crate) const fn new(seat: Arc<Seat<L>>, table: Option<Arc<Table>>) -> Self {
-        Self { seat, table, agreements: AtomicU32::new(0), fenced: Mutex::new(RankSet::new()) }
+        Self { seat, table, fenced: Mutex::new(RankSet::new()) }
     }
 
     /// Where ranks are processes: keeps those of `mask` from the windows of the others.
@@ -94,7 +91,11 @@ impl<L: Lanes> Meeting<L> {
         let Some(far) = &self.seat.far else { return Ok(()) };
         // What this rank said last, to those too who do not go on with it.
         self.seat.settle(Scope::All).await;
-        let first = 2 * (self.agreements.fetch_add(1, Ordering::Relaxed) + 1);
+        let first = match &self.seat.peers {
+            Peers::Threads(meeting) => 2 * meeting.last_agreement(self.seat.me),
+            // Their exchanges have no number: the meeting place has their order.
+            Peers::Processes(_) => 0,
+        };
         let offer = far.lanes().offer()?;
         let offers = self.gather(first, agreed, offer, deadline).await?;
         far.lanes().connect(&offers)?;
@@ -157,6 +158,8 @@ impl<L: Lanes> Bootstrap for Meeting<L> {
     async fn agree(&self, proposal: Proposal, deadline: Nanos) -> Result<Agreement, Error> {
         let seat = &self.seat;
         let agreed = seat.peers.agree(seat.me, proposal, deadline - seat.now()).await?;
+        // Whoever came first has waited for the others: what follows has its own time, the same for all.
+        let deadline = seat.now() + seat.layout.settings().deadline();
         self.reconnect(&agreed, deadline).await?;
         self.fence(&agreed.mask, deadline)?;
         Ok(agreed)
@@ -165,7 +168,17 @@ impl<L: Lanes> Bootstrap for Meeting<L> {
 
 /// The ranks did not come together.
 pub(crate) fn not_met(error: ep_bootstrap::Error) -> Error {
-    Error::broken("a meeting of all ranks", error, "look at what the rank that is missing printed")
+    use ep_bootstrap::{Error as Met, Verdict};
+    let remedy = match &error {
+        Met::Refused { verdict: Verdict::Missing { .. } | Verdict::Lost { .. }, .. } => {
+            "look at what the rank that is missing printed"
+        }
+        Met::Refused { verdict: Verdict::TooLong { .. }, .. } => {
+            "take fewer ranks, channels or queues to other nodes: what all ranks say of theirs is too much for a message"
+        }
+        _ => "look at what the other ranks printed",
+    };
+    Error::broken("a meeting of all ranks", error, remedy)
 }
 
 #[cfg(test)]

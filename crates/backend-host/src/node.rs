@@ -129,7 +129,7 @@ pub(crate) fn create(layout: &Layout) -> Result<OwnedFd, Error> {
 
 /// Of what all ranks of a node must have alike.
 pub(crate) fn hash(layout: &Layout) -> u64 {
-    layout.hash(&layout.settings().rings())
+    layout.hash_at_start()
 }
 
 /// What `rank`, a process of its own, gave as its window: refused where it is another size or may lose its pages.

@@ -49,7 +49,7 @@ impl Node {
         within: Duration,
     ) -> Result<Arc<Self>, Error> {
         let (topology, me) = (*layout.topology(), member.rank());
-        let settings = layout.hash(&layout.settings().rings());
+        let settings = layout.hash_at_start();
         let ordinal = device.ordinal();
         let hello = || Ok(Hello { settings, process: device.process_number()?, device: ordinal, cores, pad: 0 });
         let (own, hellos) = tell(member, hello(), |own| *own, within)?;

@@ -41,7 +41,7 @@ pub(crate) fn number_here<T>(
     before: Result<T, Error>,
     within: Duration,
 ) -> Result<u32, Error> {
-    let (me, own) = (member.rank(), Told { hash: layout.hash(&layout.settings().rings()), host: host() });
+    let (me, own) = (member.rank(), Told { hash: layout.hash_at_start(), host: host() });
     let not_met = |error| CudaError::meeting(error).into();
     let (_, all) = member.try_all_gather(before, |_| own.to_bytes(), within, not_met)?;
     let near = |rank| layout.topology().reach(me, rank) == Reach::Near;

@@ -7,8 +7,10 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use ep_core::layout::Queues;
 use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
@@ -26,6 +28,8 @@ pub(crate) struct Double {
     pub(crate) seed: u64,
     /// A rank that nothing reaches, as whoever probes it finds out.
     pub(crate) out_of_reach: Option<Rank>,
+    /// Whether connecting takes long.
+    pub(crate) slow: Arc<AtomicBool>,
     ends: Arc<Mutex<Vec<Option<Arc<End>>>>>,
 }
 
@@ -105,7 +109,7 @@ impl End {
 
 impl Double {
     pub(crate) fn new(far_lanes: Queues, seed: u64) -> Self {
-        Self { far_lanes, seed, out_of_reach: None, ends: Arc::default() }
+        Self { far_lanes, seed, out_of_reach: None, slow: Arc::default(), ends: Arc::default() }
     }
 
     fn ends(&self) -> MutexGuard<'_, Vec<Option<Arc<End>>>> {
@@ -219,6 +223,9 @@ impl Lanes for DoubleLanes {
     }
 
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
+        if self.network.slow.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(400));
+        }
         let ends = self.network.ends().clone();
         for lane in self.own.lanes().iter_mut() {
             let peer = lane.id.peer.index();

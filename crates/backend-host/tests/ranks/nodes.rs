@@ -1,7 +1,11 @@
 //! Ranks of two nodes, threads with a transport made for tests between them: a lane that breaks, a rank that leaves, and how the
 //! others go on.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::future::Future as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -124,4 +128,72 @@ fn all_go_on_together_on_new_connections_again_and_again() {
         let (world, batches) = layer(&RankSet::new());
         assert!(verify::run(&world, &batches, &observed).unwrap().rows > 0);
     }
+}
+
+/// Returns when so many calls of it have begun.
+fn meet(come: &AtomicU32, all: u32) {
+    come.fetch_add(1, Ordering::SeqCst);
+    while come.load(Ordering::SeqCst) < all {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn said(ended: Result<(), Error>) -> String {
+    ended.map_or_else(|error| error.to_string(), |()| "ok".to_owned())
+}
+
+/// Rank 0 drops a recovery when all have agreed and it has not heard so; then all recover again, at the same time.
+#[test]
+fn a_recovery_that_was_dropped_behind_its_agreement_can_be_done_again() {
+    let settings = Settings::builder(&shape(), &topology()).slots(2).deadline(Nanos::from_secs(5)).build().unwrap();
+    let cluster = Cluster::builder(topology()).settings(settings).far(Double::new(Queues::ONE, 5));
+    let (first, come, again) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+    let outcomes = cluster.build(shape()).unwrap().run(async |mut ep| {
+        let me = ep.rank();
+        {
+            let nobody = RankSet::new();
+            let mut recovery = pin!(ep.recover(&nobody));
+            let mut context = Context::from_waker(Waker::noop());
+            // Rank 0 comes first, so that it has not heard when the last one comes.
+            while me != Rank(0) && first.load(Ordering::SeqCst) == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let began = recovery.as_mut().poll(&mut context);
+            first.fetch_add(1, Ordering::SeqCst);
+            meet(&come, 4);
+            if me != Rank(0)
+                && let Poll::Pending = began
+            {
+                // The others wait for what rank 0 does not give any more.
+                let _ = recovery.await;
+            }
+        }
+        meet(&again, 4);
+        said(ep.recover(&RankSet::new()).await)
+    });
+    assert_eq!(outcomes.unwrap(), ["ok"; 4]);
+}
+
+/// Rank 0 comes to recover first, and the others shortly before its time is up; connecting takes longer than what is left.
+#[test]
+fn ranks_that_come_late_to_a_recovery_come_together() {
+    const DEADLINE: Duration = Duration::from_secs(2);
+    let deadline = Nanos(DEADLINE.as_nanos() as u64);
+    let settings = Settings::builder(&shape(), &topology()).slots(2).deadline(deadline).build().unwrap();
+    let slow = Arc::new(AtomicBool::new(false));
+    let mut network = Double::new(Queues::ONE, 5);
+    network.slow = Arc::clone(&slow);
+    let cluster = Cluster::builder(topology()).settings(settings).far(network).build(shape()).unwrap();
+    slow.store(true, Ordering::SeqCst);
+    let (come, done) = (AtomicU32::new(0), AtomicU32::new(0));
+    let outcomes = cluster.run(async |mut ep| {
+        meet(&come, 4);
+        if ep.rank() != Rank(0) {
+            thread::sleep(DEADLINE - Duration::from_millis(300));
+        }
+        let ended = said(ep.recover(&RankSet::new()).await);
+        meet(&done, 4);
+        ended
+    });
+    assert_eq!(outcomes.unwrap(), ["ok"; 4]);
 }

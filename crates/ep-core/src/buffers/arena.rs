@@ -210,13 +210,22 @@ impl Held {
 
     /// Peers are about to be told that they may touch it.
     pub fn offer(&self) {
-        let epoch = self.arena.free().epoch;
-        self.offered.store(epoch + 1, Ordering::Relaxed);
+        let free = self.arena.free();
+        if !self.is_lost(&free) {
+            self.offered.store(free.epoch + 1, Ordering::Relaxed);
+        }
     }
 
-    /// No peer touches it any more.
+    /// No peer touches it any more, unless one that was lost may.
     pub fn take_back(&self) {
-        self.offered.store(0, Ordering::Relaxed);
+        if !self.is_lost(&self.arena.free()) {
+            self.offered.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a rank that was lost may touch it: for good.
+    fn is_lost(&self, free: &Free) -> bool {
+        self.offered().is_some_and(|offered| free.lossy.contains(&offered))
     }
 
     /// The epoch in which it was offered.
@@ -430,6 +439,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Rows that a combine has offered which failed are given back in one of the next generation, which ends well.
+    #[test]
+    fn what_was_offered_to_a_lost_rank_stays_barred_after_another_offer() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let arena = Arena::new(Offset(SLOT_ALIGN).span(format.block_bytes(1)));
+        let held = Held::new(&arena, arena.take(&format, 1).unwrap());
+        held.offer();
+        arena.recovered(true);
+        held.offer();
+        held.take_back();
+        drop(held);
+        assert!(arena.take(&format, 1).is_none(), "handed out again, though a lost rank was offered it");
     }
 
     #[test]

@@ -90,8 +90,11 @@ impl<M: Machine> Engine<M> {
     /// An endpoint over `machine`, in generation 1.
     ///
     /// # Errors
-    /// None at present; a `Result` because machines differ in what they offer.
+    /// [`Error::Unsupported`] for settings with outboxes, where the machine's ports do not [get](crate::port::Port::get).
     pub fn new(machine: M) -> Result<Self, Error> {
+        if machine.layout().settings().has_outboxes() && !machine.capabilities().get {
+            return Err(Error::unsupported("pulled placement, or outboxes", "a machine whose ports can get"));
+        }
         let (layout, me, nobody) = (machine.layout().clone(), machine.rank(), RankSet::new());
         Ok(Self {
             neighbours: Neighbours::of(layout.topology(), me, &nobody),

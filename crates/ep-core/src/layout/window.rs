@@ -378,6 +378,14 @@ impl Layout {
         Ok(())
     }
 
+    /// What ranks must have alike that start together: a number that differs when [`hash`](Self::hash) of the communicator's own rings does, or the time
+    /// that operations are allowed. By that all ranks know when the others give up.
+    pub fn hash_at_start(&self) -> u64 {
+        let mut hash = Fnv(self.hash(&self.settings.rings()));
+        hash.write_u64(self.settings.deadline().0);
+        hash.finish()
+    }
+
     /// A number that differs when shape, topology, the window's cut or the call's rings differ (FNV-1a, 64 bits).
     pub fn hash(&self, rings: &Rings) -> u64 {
         let mut hash = Fnv(0xcbf2_9ce4_8422_2325);

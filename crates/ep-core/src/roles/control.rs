@@ -5,7 +5,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{Attended, Operation};
 use crate::error::Fault;
-use crate::layout::{Block, CountsHeader, NO_BASE, Note};
+use crate::layout::{Block, CountsHeader, Mismatch, NO_BASE, Note};
 use crate::machine::Machine;
 use crate::plan::{Exchange, Plan};
 use crate::plant::Plant;
@@ -236,7 +236,36 @@ impl<M: Machine> Operation<'_, M> {
         let mut note = Note::new_zeroed();
         port.read(self.layout.note(self.op, peer).offset, note.as_mut_bytes())?;
         self.check(&note.opening, peer)?;
-        let block = self.row().block(Offset(note.base), note.opening.rows);
-        Ok((note.base != NO_BASE).then_some(block))
+        if note.base == NO_BASE {
+            return Ok(None);
+        }
+        let bytes = self.row().block_bytes(note.opening.rows.into());
+        check_block(note.base, bytes, self.layout.window_bytes(), peer)?;
+        Ok(Some(self.row().block(Offset(note.base), note.opening.rows)))
+    }
+}
+
+/// Refuses a block that leaves the window of its owner (F8): a note is input.
+fn check_block(base: u64, bytes: u64, window: u64, peer: Rank) -> Result<(), Fault> {
+    let end = base.saturating_add(bytes);
+    if end <= window {
+        return Ok(());
+    }
+    Err(Fault::Mismatch { field: Mismatch::Block.name(), mine: window, theirs: end, peer })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_of_nonsense_is_refused_and_its_owner_named() {
+        let check =
+            |base, bytes| check_block(base, bytes, 4096, Rank(3)).map_err(|fault| (fault.peer(), fault.to_string()));
+        assert_eq!(check(4096 - 64, 64), Ok(()));
+        for (base, bytes) in [(4096 - 64, 65), (4096, 1), (u64::MAX - 2, 64), (0, u64::MAX)] {
+            let (peer, said) = check(base, bytes).unwrap_err();
+            assert!(peer == Some(Rank(3)) && said.contains("end of a block in the window"), "{said}");
+        }
     }
 }

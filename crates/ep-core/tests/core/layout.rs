@@ -338,6 +338,22 @@ fn the_settings_hash_tells_forms_of_low_latency_apart() {
     assert!(seen.len() > 8, "{seen:?}");
 }
 
+/// A call's hash does not know the time that it is allowed; ranks that start together have it alike.
+#[test]
+fn ranks_that_start_have_shape_settings_and_deadline_alike() {
+    use ep_core::{Nanos, Settings, Shape, Topology};
+    let (shape, topology) = (Shape::builder().build().unwrap(), Topology::new(1, 2).unwrap());
+    let layout = |slots, seconds| {
+        let settings = Settings::builder(&shape, &topology).slots(slots).deadline(Nanos::from_secs(seconds));
+        Layout::new(&shape, &topology, &settings.build().unwrap()).unwrap()
+    };
+    let at_start = |slots, seconds| layout(slots, seconds).hash_at_start();
+    assert_eq!(at_start(4, 60), at_start(4, 60));
+    assert!(at_start(4, 60) != at_start(4, 61) && at_start(4, 60) != at_start(5, 60));
+    let hash = |seconds| layout(4, seconds).hash(&layout(4, seconds).settings().rings());
+    assert_eq!(hash(60), hash(61));
+}
+
 #[test]
 fn what_cannot_be_pulled_is_refused() {
     use ep_core::{Placement, Settings, Shape, Topology};
