@@ -45,7 +45,8 @@ pub(crate) struct Node {
     met: Option<(Arc<Member>, Duration)>,
     /// Whether a rank was given up.
     is_lossy: AtomicBool,
-    /// Whether the kernels of all ranks have ended, here and elsewhere.
+    /// Whether this rank has come to where all part, and whether the kernels of all ranks have ended, here and elsewhere.
+    has_come: AtomicBool,
     has_parted: AtomicBool,
 }
 
@@ -64,6 +65,7 @@ impl Node {
             gone,
             met: None,
             is_lossy: AtomicBool::new(false),
+            has_come: AtomicBool::new(false),
             has_parted: AtomicBool::new(false),
         }))
     }
@@ -89,8 +91,8 @@ impl Node {
         };
         let windows = layout.topology().all().zip(handles).map(window).collect();
         let met = Some((Arc::clone(member), within));
-        let [is_lossy, has_parted] = [AtomicBool::new(false), AtomicBool::new(false)];
-        (Arc::new(Self { windows, gone: Vec::new(), met, is_lossy, has_parted }), reached)
+        let [is_lossy, has_come, has_parted] = [(); 3].map(|()| AtomicBool::new(false));
+        (Arc::new(Self { windows, gone: Vec::new(), met, is_lossy, has_come, has_parted }), reached)
     }
 
     /// Where kernels see the window of `rank`; nowhere, 0, where it is a process of another node.
@@ -124,11 +126,18 @@ impl Node {
     }
 
     /// Waits for the other ranks, whose kernels may still pull from here; who failed is not waited for for longer than an operation may take. This
-    /// rank's kernels have ended. What lies in its window may be read on.
-    pub(crate) fn part(&self) {
+    /// rank's kernels have ended. What lies in its window may be read on. `keeps_graphs`: graphs of this rank live, and may run later: then nobody's
+    /// window goes to others. Ranks part once, where their endpoints are dropped: as a collective it has its place among the other ones of the meeting.
+    pub(crate) fn part(&self, keeps_graphs: bool) {
         let Some((member, within)) = &self.met else { return };
-        match member.barrier(*within) {
-            Ok(()) => self.has_parted.store(true, Ordering::Relaxed),
+        if self.has_come.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        match member.all_gather(&[keeps_graphs.into()], *within) {
+            Ok(all) if all.iter().flatten().all(|keeps| keeps[..] == [0]) => {
+                self.has_parted.store(true, Ordering::Relaxed)
+            }
+            Ok(_) => tracing::debug!("graphs of a closed communicator live: its windows are not used again"),
             Err(error) => tracing::debug!(%error, "left before the other ranks"),
         }
     }

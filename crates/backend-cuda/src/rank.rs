@@ -478,7 +478,7 @@ impl Drop for RankDevice {
         if self.stream.synchronize().is_ok() {
             // Lanes first: they move bytes of the windows.
             drop(self.far.take());
-            self.node.part();
+            self.node.part(false);
             return;
         }
         std::mem::forget(self.far.take());

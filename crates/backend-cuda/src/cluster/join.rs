@@ -48,7 +48,7 @@ impl Builder {
             Err(error) => {
                 member.tell_failed(&error, patience);
                 // As the others do when they hear it.
-                node.part();
+                node.part(false);
                 return Err(error);
             }
         };

@@ -32,7 +32,7 @@
 //! **Memory.** A replay reads and writes where the captured call did: in what it was given, and in the results it gave. All of it
 //! is the graph's too, which keeps it, and the endpoint's own memory, until the graph and what was made of it are gone; blocks of
 //! the arena likewise, so captured calls take them from other calls. Dropping results or handles early, or the endpoint, is
-//! harmless, but where ranks are processes, one that still has graphs keeps the others waiting at their end, at most for the deadline.
+//! harmless. Where ranks are processes and one still has graphs when all have dropped their endpoints, windows are not used again by that process.
 //!
 //! **Low latency.** A graph receives what it sends, and nothing else: it starts and ends with nothing in flight.
 //!

@@ -347,6 +347,10 @@ impl Drop for CudaEndpoint {
         self.far().inspect(|far| far.settle());
         self.device.node.strike(self.desk.rank());
         self.peers.leave(self.desk.rank());
+        // Otherwise the device parts, which is dropped now. A graph that keeps it may be dropped at any time, and by any thread.
+        if Arc::strong_count(&self.device) > 1 {
+            self.device.node.part(true);
+        }
     }
 }
 

@@ -176,6 +176,17 @@ fn haunt(case: Case, world: u32, seed: u64, twin: Option<&Path>) -> Result<(), S
     Ok(())
 }
 
+/// Two ranks close a communicator of which graphs live, and make another one on the same meeting. The calls are the same, in the same order; when a graph
+/// is dropped is each rank's own matter.
+fn close_with_graphs(plan: &str, twin: Option<&Path>) -> Result<(), String> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+    let address: SocketAddr = listener.local_addr().map_err(|error| error.to_string())?;
+    let _place = MeetingPlace::hold(listener, 2, None).map_err(|error| error.to_string())?;
+    let start = |rank| Started::new(Place { rank, world: 2, address }, plan, true, twin);
+    let ranks: Vec<_> = (0..2).map(start).collect::<Result<_, _>>()?;
+    ["at work", "closed it", "made another"].into_iter().try_for_each(|word| all_say(ranks.iter().enumerate(), word))
+}
+
 fn main() -> ExitCode {
     if let Ok(plan) = std::env::var(PLAN) {
         // Of the program that started this one, where it has a twin.
@@ -217,5 +228,16 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Moments are of ranks that have the GPUs to themselves.
     arguments.test_threads = Some(1);
-    libtest_mimic::run(&arguments, CASES.into_iter().map(trial).collect()).exit_code()
+    let closing = [
+        ("a_communicator_whose_graphs_live_is_closed_and_the_meeting_stays_whole", rank::GRAPHS),
+        ("a_communicator_whose_graph_one_rank_keeps_is_closed_by_all", rank::ONE_GRAPH),
+    ];
+    let closing = closing.into_iter().map(|(name, plan)| {
+        let on_twin = on_twin.clone();
+        match absent.clone().filter(|_| on_twin.is_none()) {
+            Some(reason) => Trial::test(name, move || Err(reason.into())).with_ignored_flag(true),
+            None => Trial::test(name, move || Ok(close_with_graphs(plan, on_twin.as_deref())?)),
+        }
+    });
+    libtest_mimic::run(&arguments, CASES.into_iter().map(trial).chain(closing).collect()).exit_code()
 }

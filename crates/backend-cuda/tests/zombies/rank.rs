@@ -4,6 +4,7 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use ep_bootstrap::Member;
@@ -11,8 +12,9 @@ use ep_conformance::drive::{self, Round};
 use ep_conformance::low_latency::{self, Weighing};
 use ep_conformance::workload::{Batch, Workload};
 use ep_conformance::{Travels, verify};
+use ep_core::engine::low_latency::LowRouting;
 use ep_core::reference::World;
-use ep_core::{Endpoint as _, Error, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_core::{Endpoint as _, Error, LowLatency as _, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
 use ep_cuda::{Cluster, CudaEndpoint};
 use ep_cuda_twin::BUILT;
 use ep_loop::Loop;
@@ -26,6 +28,9 @@ pub(super) const THROUGHPUT: &str = "throughput";
 pub(super) const NODES: &str = "nodes";
 /// Low latency over two nodes.
 pub(super) const LOW_NODES: &str = "low latency of nodes";
+/// Nobody is lost: a communicator is closed of which all have graphs, or one.
+pub(super) const GRAPHS: &str = "graphs";
+pub(super) const ONE_GRAPH: &str = "one graph";
 /// The variable that says whether calls wait for their kernels: 0 or 1.
 pub(super) const WAITS: &str = "EP_CUDA_TEST_WAITS";
 /// Stands before what a rank says.
@@ -157,7 +162,49 @@ pub(super) fn act(plan: &str) {
     }
 }
 
+/// Captures a call, closes the communicator and makes another.
+fn close_with_graphs(plan: &str, member: &Arc<Member>) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let layer = Layer::new(Topology::new(1, member.world()).map_err(text)?, RankSet::new()).map_err(text)?;
+    let mut ep = layer.join(LOW_LATENCY, member).map_err(text)?;
+    let batch = &layer.batches[ep.rank().index()];
+    let stream = ep.stream().clone();
+    let graph = block_on(async {
+        let x = ep.rows(&verify::bytes_of(&batch.x), batch.tokens)?;
+        let routing = LowRouting::new(ep.array(&batch.topk_idx)?, None);
+        stream.begin_capture()?;
+        let received = ep.low_latency_dispatch(&x, &routing).await?;
+        let graph = stream.end_capture()?;
+        drop(received);
+        Ok::<_, Error>(graph)
+    });
+    let mut graph = Some(graph.map_err(text)?);
+    say("at work");
+    if plan == ONE_GRAPH && member.rank() != Rank(0) {
+        drop(graph.take());
+        // Whoever buries it does so beside this thread.
+        thread::sleep(Duration::from_millis(300));
+    }
+    drop(ep);
+    say("closed it");
+    if plan == GRAPHS {
+        drop(graph.take());
+    }
+    if member.rank() == Rank(0) {
+        thread::sleep(Duration::from_millis(300));
+    }
+    let another = layer.join(LOW_LATENCY, member).map_err(text)?;
+    say("made another");
+    drop(graph);
+    let _ = member.barrier(LONG);
+    drop(another);
+    Ok(())
+}
+
 fn work(plan: &str, member: &Arc<Member>) -> Result<(), String> {
+    if [GRAPHS, ONE_GRAPH].contains(&plan) {
+        return close_with_graphs(plan, member);
+    }
     let text = |error: Error| error.to_string();
     let nodes = if [NODES, LOW_NODES].contains(&plan) { 2 } else { 1 };
     let topology = Topology::new(nodes, member.world() / nodes).map_err(text)?;
