@@ -45,6 +45,8 @@ pub(crate) struct Node {
     met: Option<(Arc<Member>, Duration)>,
     /// Whether a rank was given up.
     is_lossy: AtomicBool,
+    /// Whether kernels of a rank of this process may still run: nobody could wait for them.
+    may_run: AtomicBool,
     /// Whether this rank has come to where all part, and whether the kernels of all ranks have ended, here and elsewhere.
     has_come: AtomicBool,
     has_parted: AtomicBool,
@@ -65,6 +67,7 @@ impl Node {
             gone,
             met: None,
             is_lossy: AtomicBool::new(false),
+            may_run: AtomicBool::new(false),
             has_come: AtomicBool::new(false),
             has_parted: AtomicBool::new(false),
         }))
@@ -91,8 +94,8 @@ impl Node {
         };
         let windows = layout.topology().all().zip(handles).map(window).collect();
         let met = Some((Arc::clone(member), within));
-        let [is_lossy, has_come, has_parted] = [(); 3].map(|()| AtomicBool::new(false));
-        (Arc::new(Self { windows, gone: Vec::new(), met, is_lossy, has_come, has_parted }), reached)
+        let [is_lossy, may_run, has_come, has_parted] = [(); 4].map(|()| AtomicBool::new(false));
+        (Arc::new(Self { windows, gone: Vec::new(), met, is_lossy, may_run, has_come, has_parted }), reached)
     }
 
     /// Where kernels see the window of `rank`; nowhere, 0, where it is a process of another node.
@@ -142,6 +145,11 @@ impl Node {
         }
     }
 
+    /// Nobody could wait for the kernels of a rank of this process: its windows are not used again.
+    pub(crate) fn let_run(&self) {
+        self.may_run.store(true, Ordering::Relaxed);
+    }
+
     /// The ranks went on without some.
     pub(crate) fn lose(&self) {
         self.is_lossy.store(true, Ordering::Relaxed);
@@ -155,7 +163,8 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         // Whoever did not part may live and have this window mapped. (Ranks that are threads share this value, and so keep it.)
-        if self.met.is_some() && (!*self.has_parted.get_mut() || *self.is_lossy.get_mut()) {
+        let is_left = self.met.is_some() && (!*self.has_parted.get_mut() || *self.is_lossy.get_mut());
+        if is_left || *self.may_run.get_mut() {
             let own = self.windows.iter_mut().flatten();
             own.for_each(|window| match window {
                 Window::Here(memory) => memory.lose(),

@@ -482,6 +482,7 @@ impl Drop for RankDevice {
             return;
         }
         std::mem::forget(self.far.take());
+        self.node.let_run();
         let memory = [
             &mut self.local,
             &mut self.windows,

@@ -260,6 +260,9 @@ impl CudaEndpoint {
                         choices.fill(0);
                     }
                 }
+                // The copy waits for the stream, and would hold up the thread, which other ranks may share.
+                let before = super::Event(Arc::new(self.device.stream.record(false)?));
+                self.ended(&before).await?;
                 self.device.set_choices(&choices)?;
             }
         }

@@ -10,6 +10,7 @@ mod given_up;
 mod low_latency;
 mod memory;
 mod misuse;
+mod one_thread;
 mod throughput;
 
 use std::env;
@@ -59,6 +60,8 @@ const CASES: &[Case] = &[
     ("graphs_low_latency_handles_before_their_graph_has_run_are_of_no_rows", early_use::low_latency),
     ("graphs_keep_the_arenas_rows_of_low_latency", early_use::leased),
     ("low_latency_choices_that_were_written_over_reach_nothing_else", early_use::written_over),
+    ("a_membership_holds_up_no_other_rank_of_its_thread", one_thread::membership),
+    ("graphs_windows_of_ranks_that_nobody_could_wait_for_go_to_nobody", memory::windows_of_a_capture),
     ("graphs_receive_what_their_capture_dropped", misuse::dropped_in_a_capture),
     ("graphs_memory_of_a_call_that_failed_is_nobodys", misuse::failed_in_a_capture),
     ("low_latency_sums_go_only_where_they_fit", misuse::sums_into_too_little),

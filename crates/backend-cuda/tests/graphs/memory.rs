@@ -1,5 +1,6 @@
 //! What a capture refuses, and what a graph keeps and gives back.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -238,4 +239,25 @@ pub(crate) fn global() -> Verdict {
     let mut bytes = [0; 64];
     written.read(0, &mut bytes).map_err(text)?;
     same("what the graph wrote", 1, &bytes, &[3; 64]).map_err(|error| error.to_string())
+}
+
+/// An endpoint is dropped while its stream is captured: nobody can wait for its kernels, so its window is not kept for the next communicator.
+pub(crate) fn windows_of_a_capture() -> Verdict {
+    let layer = Layer::new(Placement::Ring).map_err(text)?;
+    let kept = layer.run(async |ep| {
+        let stream = ep.stream().clone();
+        let (device, window) = (Arc::clone(stream.device()), ep.layout().window_bytes() as usize);
+        layer.meet()?;
+        let before = device.kept_of(window);
+        layer.meet()?;
+        stream.begin_capture()?;
+        drop(ep);
+        let _ = stream.end_capture();
+        layer.meet()?;
+        Ok(device.kept_of(window) - before)
+    });
+    match kept?.iter().sum::<usize>() {
+        0 => Ok(()),
+        windows => Err(format!("{windows} windows were kept")),
+    }
 }
