@@ -291,9 +291,11 @@ pub(crate) mod tests {
         assert_eq!(detect(&format!("{slurm} {pmi}")).unwrap().launcher, Launcher::Pmi);
         // As `srun --mpi=pmi2` has it.
         assert_eq!(
-            detect(&format!("{slurm} SLURM_NTASKS_PER_NODE=1 SLURM_JOB_NODELIST=a PMI_RANK=0 PMI_SIZE=1 PMI_FD=7"))
-                .unwrap()
-                .launcher,
+            detect(&format!(
+                "{slurm} SLURM_NTASKS_PER_NODE=1 SLURM_JOB_NODELIST=a SLURM_JOB_ID=7 PMI_RANK=0 PMI_SIZE=1 PMI_FD=7"
+            ))
+            .unwrap()
+            .launcher,
             Launcher::Slurm
         );
     }
