@@ -220,13 +220,19 @@ fn files_stay_as_they_are_until_they_are_written() {
     }
     let old = path("rank0.safetensors");
     std::fs::write(&old, "before").expect("a file");
-    std::os::unix::fs::symlink(&old, path("rank1.safetensors")).expect("a link");
+    std::fs::write(path("linked"), "before").expect("a file");
+    std::os::unix::fs::symlink(path("linked"), path("rank1.safetensors")).expect("a link");
     let dump = path("");
     let fails = "run --ranks-per-node 2 --tokens 9,5000 --deadline 1ns --dump";
     assert!(moexpress_with(fails, &[&dump]).failure().contains("operation 1 failed"));
     assert!(moexpress_with("run --html", &[&old, "--trace", &folder]).refusal().contains("Is a directory"));
-    assert_eq!(std::fs::read_to_string(&old).expect("a file"), "before");
-    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 3, "nothing is left behind");
+    for kept in [&old, &path("linked")] {
+        assert_eq!(std::fs::read_to_string(kept).expect("a file"), "before");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 4, "nothing is left behind");
+    // One of the two would be lost.
+    let both = moexpress_with("run --html", &[&old, "--trace", &old]).refusal();
+    assert!(both.contains("--trace is") && both.contains("which is --html, too, allowed: another file"), "{both}");
 }
 
 /// A stack that no machine has room for: no thread can be started.
