@@ -55,6 +55,10 @@ pub(crate) struct Timing {
 /// What is to be run.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
+    #[cfg_attr(
+        not(any(feature = "ascend", feature = "cuda", feature = "host")),
+        expect(dead_code, reason = "the simulator's ranks are tasks")
+    )]
     pub(crate) backend: Backend,
     /// The layer that was asked for.
     pub(crate) shape: Shape,
