@@ -47,12 +47,11 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
         let handle = window.handle()?.to_bytes().to_vec();
         Ok((device, window, handle))
     };
-    let not_met = |error| CudaError::meeting(error).into();
     let ((device, window, _), handles) =
-        member.try_all_gather(own(), |(.., handle)| handle.clone(), WITHIN, not_met)?;
+        member.try_all_gather(own(), |(.., handle)| handle.clone(), WITHIN, CudaError::meeting)?;
     let (node, reached) = Node::met(&device, window, &layout, member, WITHIN, &handles);
     // Nobody begins before all reach all.
-    member.try_all_gather(reached, |()| Vec::new(), WITHIN, not_met)?;
+    member.try_all_gather(reached, |()| Vec::new(), WITHIN, CudaError::meeting)?;
     let options = Options::of_bench(1);
     let rank = RankDevice::new(&device, &layout, me, &node, options, None, None)?;
     drop(node);

@@ -4,7 +4,7 @@ use std::slice::from_ref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ep_bootstrap::{Member, Parts, Peers};
+use ep_bootstrap::{Member, Peers};
 use ep_core::layout::KernelWindow;
 use ep_core::{Error, Layout, Shape};
 
@@ -40,8 +40,9 @@ impl Builder {
         let deadline = Duration::from_nanos(layout.settings().deadline().0);
         let patience = deadline.max(PATIENCE);
         let number = number_here(&layout, member, present(), patience)?;
-        let (Own { device, layout, options, window, .. }, handles) =
-            gather(member, self.own(&shape, number), |own| own.handle.to_bytes().to_vec(), patience)?;
+        let handle = |own: &Own| own.handle.to_bytes().to_vec();
+        let own = member.try_all_gather(self.own(&shape, number), handle, patience, CudaError::meeting)?;
+        let (Own { device, layout, options, window, .. }, handles) = own;
         let (node, reached) = Node::met(&device, window, &layout, member, deadline, &handles);
         let endpoint = match reached.and_then(|()| self.endpoint(&device, &layout, member, &node, options)) {
             Ok(endpoint) => endpoint,
@@ -53,11 +54,12 @@ impl Builder {
             }
         };
         // Nobody begins before all reach all.
-        let offer = offer(&endpoint);
-        let (_, offers) = gather(member, offer, |offer| offer.clone().unwrap_or_default(), patience)?;
+        let told = |offer: &Option<Vec<u8>>| offer.clone().unwrap_or_default();
+        let (_, offers) = member.try_all_gather(offer(&endpoint), told, patience, CudaError::meeting)?;
         if let Some(far) = endpoint.far() {
             // Nobody posts before all are connected.
-            gather(member, far.lanes().connect(&offers), |()| Vec::new(), patience)?;
+            let connected = far.lanes().connect(&offers);
+            member.try_all_gather(connected, |()| Vec::new(), patience, CudaError::meeting)?;
         }
         Ok(endpoint)
     }
@@ -118,14 +120,4 @@ struct Own {
     window: DeviceMemory,
     /// What others open the window by.
     handle: MemoryHandle,
-}
-
-/// A meeting of all ranks, which hear who has failed ([`Member::try_all_gather`]).
-fn gather<T>(
-    member: &Member,
-    own: Result<T, Error>,
-    told: impl FnOnce(&T) -> Vec<u8>,
-    within: Duration,
-) -> Result<(T, Parts), Error> {
-    member.try_all_gather(own, told, within, |error| CudaError::meeting(error).into())
 }

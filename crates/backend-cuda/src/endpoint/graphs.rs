@@ -32,7 +32,7 @@
 //! **Memory.** A replay reads and writes where the captured call did: in what it was given, and in the results it gave. All of it
 //! is the graph's too, which keeps it, and the endpoint's own memory, until the graph and what was made of it are gone; blocks of
 //! the arena likewise, so captured calls take them from other calls. Dropping results or handles early, or the endpoint, is
-//! harmless. Where ranks are processes and one still has graphs when all have dropped their endpoints, windows are not used again by that process.
+//! harmless. Where ranks are processes and one still has graphs when all drop their endpoints, no window of these is used again.
 //!
 //! **Low latency.** A graph receives what it sends, and nothing else: it starts and ends with nothing in flight.
 //!

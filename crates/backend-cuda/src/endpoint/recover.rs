@@ -31,7 +31,6 @@ impl CudaEndpoint {
         // And the next operation's number is more than any tag of a unit that low latency has put.
         let op = op.max(self.device.low_serial()? + 1);
         let allowed = self.settings().deadline();
-        // All have when any has agreed.
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
         if !agreement.mask.is_empty() {
             self.device.node.lose();

@@ -42,8 +42,7 @@ pub(crate) fn number_here<T>(
     within: Duration,
 ) -> Result<u32, Error> {
     let (me, own) = (member.rank(), Told { hash: layout.hash_at_start(), host: host() });
-    let not_met = |error| CudaError::meeting(error).into();
-    let (_, all) = member.try_all_gather(before, |_| own.to_bytes(), within, not_met)?;
+    let (_, all) = member.try_all_gather(before, |_| own.to_bytes(), within, CudaError::meeting)?;
     let near = |rank| layout.topology().reach(me, rank) == Reach::Near;
     let here = (0..).map(Rank).zip(&all).map(|(rank, told)| is_here(rank, told.as_deref(), &own, near(rank)));
     let here = here.collect::<Result<Vec<_>, _>>()?;

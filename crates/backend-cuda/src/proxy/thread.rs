@@ -43,7 +43,7 @@ pub(super) struct Work<L> {
 #[derive(Debug)]
 pub(super) struct Silence {
     longest: Duration,
-    /// The peers, and since when nothing has been under way to each.
+    /// The peers, ascending, and since when nothing has been under way to each.
     since: Vec<(Rank, Instant)>,
 }
 
@@ -63,21 +63,23 @@ impl Silence {
         self.since.iter_mut().for_each(|(_, since)| *since = now);
     }
 
-    /// The peers to which nothing has been under way for too long, and of whose lanes none is known to be broken. For them it begins anew.
+    /// The peers to which nothing has been under way for too long, and of whose lanes none is known to be broken. For them it begins anew. Each lane is
+    /// looked at once: there may be thousands.
     fn too_long(&mut self, lanes: &mut [Lane], now: Instant) -> impl Iterator<Item = Rank> {
+        for lane in lanes {
+            if (lane.was_busy() || lane.fault.is_some())
+                && let Ok(at) = self.since.binary_search_by_key(&lane.id.peer, |(peer, _)| *peer)
+            {
+                self.since[at].1 = now;
+            }
+        }
         let longest = self.longest;
         self.since.iter_mut().filter_map(move |(peer, since)| {
-            let of_peer = |lane: &&mut Lane| lane.id.peer == *peer;
-            let (mut busy, mut broken) = (false, false);
-            for lane in lanes.iter_mut().filter(of_peer) {
-                busy |= lane.was_busy();
-                broken |= lane.fault.is_some();
-            }
-            let lasts = !busy && now.duration_since(*since) >= longest;
-            if busy || lasts {
+            let lasts = now.duration_since(*since) >= longest;
+            if lasts {
                 *since = now;
             }
-            (lasts && !broken).then_some(*peer)
+            lasts.then_some(*peer)
         })
     }
 }

@@ -60,7 +60,8 @@ pub(crate) fn rings() -> Verdict {
     throughput(Placement::Ring, &WORST)
 }
 
-pub(crate) fn low_latency() -> Verdict {
+/// Sums of low latency along a handle: of a dispatch that was captured and has not run, or of one whose choices are written over.
+fn low_sums(is_captured: bool) -> Verdict {
     let layer = Layer::new(Placement::Ring).map_err(text)?;
     let first = layer.batches(0).map_err(text)?;
     let all = layer.run(async |mut ep| {
@@ -70,33 +71,28 @@ pub(crate) fn low_latency() -> Verdict {
         let rows = LOCAL * RANKS * TOKENS;
         let y = ep.rows(&vec![0x11; (rows * 2 * HIDDEN) as usize], rows)?;
         let stream = ep.stream().clone();
-        stream.begin_capture()?;
+        if is_captured {
+            stream.begin_capture()?;
+        }
         let low = ep.low_latency_dispatch(&input.x, &routing).await?;
-        let _graph = stream.end_capture()?;
+        let _graph = if is_captured { Some(stream.end_capture()?) } else { None };
         layer.meet()?;
+        if !is_captured {
+            low.handle.topk_idx().write(&vec![1 << 30; low.handle.topk_idx().len()])?;
+        }
         let sums = ep.low_latency_combine(&y, &low.handle, Some(&input.topk_weights)).await?;
         ep.bytes(&sums.x)
     })?;
     are_zeros(&all)
 }
 
+pub(crate) fn low_latency() -> Verdict {
+    low_sums(true)
+}
+
 /// Choices lie in memory that a caller may write: those that are none were dropped.
 pub(crate) fn written_over() -> Verdict {
-    let layer = Layer::new(Placement::Ring).map_err(text)?;
-    let first = layer.batches(0).map_err(text)?;
-    let all = layer.run(async |mut ep| {
-        let batch = &first[ep.rank().index()];
-        let input = Uploaded::new(&mut ep, batch)?;
-        let routing = LowRouting::new(input.topk_idx.clone(), None);
-        let low = ep.low_latency_dispatch(&input.x, &routing).await?;
-        let rows = LOCAL * RANKS * TOKENS;
-        let y = ep.rows(&vec![0x11; (rows * 2 * HIDDEN) as usize], rows)?;
-        layer.meet()?;
-        low.handle.topk_idx().write(&vec![1 << 30; low.handle.topk_idx().len()])?;
-        let sums = ep.low_latency_combine(&y, &low.handle, Some(&input.topk_weights)).await?;
-        ep.bytes(&sums.x)
-    })?;
-    are_zeros(&all)
+    low_sums(false)
 }
 
 /// A graph of low latency keeps rows that lie in the arena: nobody else gets their block.

@@ -143,6 +143,8 @@ fn differ<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>, 
     let layer = Layer::new(topology, RankSet::new());
     let cpus = Cpus { slots: 3 + member.rank().0, placement: Placement::Ring, ..Cpus::new(transport.clone()) };
     say(cpus.join(&layer, member, DEADLINE).unwrap_err());
+    let cpus = Cpus { slots: 3, ..cpus };
+    say(cpus.join(&layer, member, DEADLINE + Nanos::from_secs(member.rank().0.into())).unwrap_err());
     let _ = member.barrier(LONG);
 }
 

@@ -27,15 +27,16 @@ impl Member {
     /// # Errors
     /// That of `own`, when the others have been told; what another rank failed with, of several the lowest; `not_met` of the errors of
     /// [`all_gather`](Self::all_gather).
-    pub fn try_all_gather<T>(
+    pub fn try_all_gather<T, E: Into<ep_core::Error>>(
         &self,
         own: Result<T, ep_core::Error>,
         told: impl FnOnce(&T) -> Vec<u8>,
         within: Duration,
-        not_met: impl FnOnce(Error) -> ep_core::Error,
+        not_met: impl FnOnce(Error) -> E,
     ) -> Result<(T, Parts), ep_core::Error> {
         let own = own.inspect_err(|error| self.tell_failed(error, within))?;
-        let parts = self.all_gather(&[&[PART], &told(&own)[..]].concat(), within).map_err(not_met)?;
+        let parts = self.all_gather(&[&[PART], &told(&own)[..]].concat(), within);
+        let parts = parts.map_err(|error| not_met(error).into())?;
         let parts =
             (0..).map(Rank).zip(parts).map(|(rank, brought)| brought.map(|bytes| part(rank, bytes)).transpose());
         Ok((own, parts.collect::<Result<_, _>>()?))

@@ -327,3 +327,27 @@ impl<M: Machine> Endpoint for Engine<M> {
         Stats { ways: self.ways(), ..self.stats.clone() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::loopback::LoopbackMachine;
+    use crate::settings::{Placement, Settings};
+    use crate::shape::Shape;
+    use crate::topology::Topology;
+
+    /// Before anything moves: otherwise the first call would fail inside, and blame a peer.
+    #[test]
+    fn rows_cannot_be_pulled_from_a_machine_that_does_not_get() {
+        let topology = Topology::new(1, 2).unwrap();
+        let shape = Shape::builder().experts(2).topk(1).hidden(16).build().unwrap();
+        let machine = |placement| {
+            let settings = Settings::builder(&shape, &topology).placement(placement).build().unwrap();
+            LoopbackMachine::with(&shape, &topology, &settings)
+        };
+        assert!(Engine::new(machine(Placement::Pulled)).is_ok());
+        assert!(Engine::new(machine(Placement::Ring).without_get()).is_ok());
+        let refused = Engine::new(machine(Placement::Pulled).without_get()).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("pulled placement"));
+    }
+}

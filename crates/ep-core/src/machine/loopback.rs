@@ -164,6 +164,7 @@ impl Window for Loopback {
 pub(crate) struct LoopbackMachine {
     port: Loopback,
     layout: Layout,
+    gets: bool,
 }
 
 impl LoopbackMachine {
@@ -175,7 +176,13 @@ impl LoopbackMachine {
 
     /// Rank 0 of a communicator whose other ranks never do anything, and agree to all that it proposes.
     pub(crate) fn with(shape: &Shape, topology: &Topology, settings: &Settings) -> Self {
-        Self { port: Loopback::new(), layout: Layout::new(shape, topology, settings).expect("a valid layout") }
+        let layout = Layout::new(shape, topology, settings).expect("a valid layout");
+        Self { port: Loopback::new(), layout, gets: true }
+    }
+
+    /// The same, whose ports say that they do not get.
+    pub(crate) fn without_get(self) -> Self {
+        Self { gets: false, ..self }
     }
 }
 
@@ -192,7 +199,7 @@ impl Machine for LoopbackMachine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(true)
+        Capabilities::new(self.gets)
     }
 
     fn now(&self) -> Nanos {
