@@ -9,7 +9,7 @@ use ep_core::{Endpoint as _, Error};
 use super::replayed::Replayed;
 use super::{Array, AscendEndpoint, Rows};
 use crate::args;
-use crate::rank::{Call, OpEnd};
+use crate::rank::Call;
 
 impl AscendEndpoint {
     pub(super) async fn combine_rows(
@@ -82,8 +82,7 @@ impl AscendEndpoint {
         // SAFETY: rows, plan and results are of this device, with room for the rows and tokens of the handle, and kept until the launch has
         // ended. What this rank launched before has ended, but for the sums of rows by expert.
         unsafe { self.device.combine(&args) }?;
-        self.finish().await?;
-        self.check_done(OpEnd::Last)?;
+        self.finish_last().await?;
         self.desk.set_poisoned(None);
         self.count(&kept.exchange, &call.rings, false)?;
         self.desk.ways.combined(handle.rows(), false);

@@ -333,8 +333,7 @@ impl AscendEndpoint {
         // ended. What this rank launched before has ended.
         unsafe { self.device.dispatch(args) }?;
         let Some(spreading) = spreading else {
-            self.finish().await?;
-            self.check_done(OpEnd::Last)?;
+            self.finish_last().await?;
             return Ok(None);
         };
         let (taken, room) = (spreading.placed.taken(), spreading.placed.room());
@@ -343,8 +342,7 @@ impl AscendEndpoint {
             return Err(self.refuse_choices(spreading.placed));
         }
         self.spread(args.launch, &landing.x, on_device, &spreading)?;
-        self.finish().await?;
-        self.check_done(OpEnd::Last)?;
+        self.finish_last().await?;
         self.check_spread(spreading.placed)?;
         if taken < room {
             spreading.out.zero_from(taken)?;

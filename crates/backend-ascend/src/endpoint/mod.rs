@@ -173,6 +173,12 @@ impl AscendEndpoint {
         Ok(!self.is_running)
     }
 
+    /// Cores of this rank did not come to the end of operation `op`: nobody's fault but the device's.
+    fn not_come(&self, op: u64) -> Failure {
+        let me = self.desk.rank();
+        Failure { op, culprit: me, reporter: me, fault: Fault::PeerGone { peer: me, phase: Phase::Rows } }
+    }
+
     /// Waits for what was launched, a little longer than its kernels do.
     async fn ended(&mut self) -> Result<(), Error> {
         let (clock, until) = (self.table().clock, self.patience());
@@ -185,11 +191,7 @@ impl AscendEndpoint {
                 }
                 Err(error) => Poll::Ready(Err(error)),
             },
-            Ok(false) => {
-                let (op, me) = (self.desk.next_op().saturating_sub(1), self.desk.rank());
-                let fault = Fault::PeerGone { peer: me, phase: Phase::Rows };
-                Poll::Ready(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
-            }
+            Ok(false) => Poll::Ready(Err(Error::Failed(self.not_come(self.desk.next_op().saturating_sub(1))))),
             Err(error) => Poll::Ready(Err(error.into())),
         })
         .await
@@ -209,12 +211,11 @@ impl AscendEndpoint {
 
     /// Refuses to go on where the operation's last launch did not come to its end, and reported nothing: a core did not come, or has crashed.
     fn check_done(&mut self, end: OpEnd) -> Result<(), Error> {
-        let (op, me) = (self.desk.next_op().saturating_sub(1), self.desk.rank());
+        let op = self.desk.next_op().saturating_sub(1);
         if self.device.is_done(op, end)? {
             return Ok(());
         }
-        let failure =
-            Failure { op, culprit: me, reporter: me, fault: Fault::PeerGone { peer: me, phase: Phase::Rows } };
+        let failure = self.not_come(op);
         tracing::error!(%failure, "the kernels have ended and did not come to their end");
         self.desk.set_poisoned(Some(failure));
         Err(Error::Failed(failure))
@@ -232,6 +233,12 @@ impl AscendEndpoint {
             self.desk.set_poisoned(Some(*failure));
         }
         ended
+    }
+
+    /// The same of the operation's last launch, which has to have come to its end.
+    async fn finish_last(&mut self) -> Result<(), Error> {
+        self.finish().await?;
+        self.check_done(OpEnd::Last)
     }
 
     /// Counts the rows that an operation moved over each link, and the operation: within the server as the counts say, with what ranks passed

@@ -159,10 +159,7 @@ impl AscendEndpoint {
                 Err(error)
             }
             // It did nothing, or its cores did not come.
-            Some(Err(())) => {
-                let fault = Fault::PeerGone { peer: me, phase: Phase::Rows };
-                Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault }))
-            }
+            Some(Err(())) => Err(Error::Failed(self.not_come(op))),
         }
     }
 
