@@ -5,6 +5,7 @@
 mod checks;
 mod hca;
 mod low_latency;
+mod moves;
 mod pulled;
 mod throughput;
 
@@ -13,6 +14,7 @@ pub(crate) use checks::{Ceiling, Consumer, Event, Meet, Posts, Probe, Test};
 pub use checks::{Plant, RingStep};
 pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch};
+pub(crate) use moves::{MOST_MOVES, MOVE_THREADS, MOVE_UNIT, Moves};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
     Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions,
@@ -116,8 +118,9 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 35] = [
+const NUMBERS: [(&str, u32); 36] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
+    ("MOVE_THREADS", MOVE_THREADS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
     ("RING_WARPS", RING_WARPS),
@@ -204,6 +207,7 @@ pub(crate) fn header() -> String {
         HcaRegion::declaration(),
         HcaState::declaration(),
         Hca::declaration(),
+        Moves::declaration(),
         Ceiling::declaration(),
         Meet::declaration(),
     ];

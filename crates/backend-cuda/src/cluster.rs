@@ -39,6 +39,7 @@ pub struct Builder {
     gpus: Option<Vec<usize>>,
     multiprocessors: Option<u32>,
     left: u32,
+    far_movers: u32,
     low_latency_multiprocessors: Option<u32>,
     priority: i32,
     launches: Option<u32>,
@@ -105,6 +106,13 @@ impl Builder {
     /// Multiprocessors of each GPU that the ranks' kernels leave to others, which run at the same time. Automatic: 0.
     pub const fn leaves(mut self, count: u32) -> Self {
         self.left = count;
+        self
+    }
+
+    /// Multiprocessors of its GPU on which a kernel moves what a network made of software carries to a rank, or among processes from it, in place of the
+    /// driver's copy engines: many copies by one launch. The rank's own kernels leave them. Automatic: 0, the copy engines.
+    pub const fn far_movers(mut self, count: u32) -> Self {
+        self.far_movers = count;
         self
     }
 
@@ -240,7 +248,12 @@ impl Builder {
     /// What kernels of a rank take of its GPU, which `sharing` ranks share.
     fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
         let present = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1);
-        let most = present.saturating_sub(self.left) / sharing;
+        let share = present.saturating_sub(self.left) / sharing;
+        let most = share.saturating_sub(self.far_movers);
+        if most == 0 && self.far_movers > 0 {
+            let limit = format_args!("0 to {}, with {sharing} ranks on a GPU", share.saturating_sub(1));
+            return Err(Error::invalid("multiprocessors that move rows between nodes", self.far_movers, limit));
+        }
         let blocks = self.multiprocessors.unwrap_or(MULTIPROCESSORS.min(most));
         // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
         let spared = if self.topology.nodes() > 1 { most.div_ceil(16) } else { 0 };
@@ -257,8 +270,19 @@ impl Builder {
         }
         let specialises = self.specialises.unwrap_or_else(build::specialises);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
-        let ways = queues::ways(sharing);
-        Ok(Options { blocks, most, low_blocks, low_beside_copies, priority, ways, launches, specialises, is_alone })
+        let (ways, movers) = (queues::ways(sharing), self.far_movers);
+        Ok(Options {
+            blocks,
+            most,
+            low_blocks,
+            low_beside_copies,
+            priority,
+            ways,
+            movers,
+            launches,
+            specialises,
+            is_alone,
+        })
     }
 }
 
@@ -285,6 +309,7 @@ impl Cluster {
             gpus: None,
             multiprocessors: None,
             left: 0,
+            far_movers: 0,
             low_latency_multiprocessors: None,
             priority: 0,
             launches: None,

@@ -1,6 +1,6 @@
 //! The kernels, loaded into a GPU.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ep_core::layout::KernelWindow;
@@ -145,6 +145,20 @@ impl Kernels {
         let fits = self.combine.iter().find(|(width, _)| *width >= ranks);
         fits.unwrap_or(&self.combine[self.combine.len() - 1]).1
     }
+}
+
+/// A kernel that no rank launches, loaded into a GPU when it is asked for the first time: modules are never unloaded.
+pub(crate) fn alone(device: &Arc<Device>, source: Source) -> Result<Kernel, CudaError> {
+    static LOADED: Mutex<BTreeMap<(usize, &str), Kernel>> = Mutex::new(BTreeMap::new());
+    let mut kernels = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (device.ordinal(), source.kernel());
+    if let Some(kernel) = kernels.get(&key) {
+        return Ok(*kernel);
+    }
+    let target = Target::new(source, &device.arch());
+    let kernel = loaded(device, &target, &build::code(&Cache::of_user(), &target)?, 0)?;
+    kernels.insert(key, kernel);
+    Ok(kernel)
 }
 
 pub(crate) fn loaded(

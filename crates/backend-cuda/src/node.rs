@@ -4,6 +4,7 @@ mod copies;
 mod hosts;
 #[cfg(target_os = "linux")]
 mod mirror;
+mod mover;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -101,11 +101,12 @@ EP_DEV void ep_low_count_anew(const EpRank& r) {
     }
 }
 
-/* A span of a part, as a poster puts it. */
+/* Slots of a part that lie side by side. */
 struct EpLowSpan {
-    ep_u64 at;
-    ep_u64 bytes;
+    ep_u32 first, slots;
 };
+/* A poster finds so many rows at a time: their loads are under way together, where each would take as long as all. */
+#define EP_LOW_FOUND 4
 
 /* Says to a rank of another node how many rows come, behind them. By its poster. */
 EP_DEV ep_u32 ep_low_post_arrival(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep_u32 results, ep_u64 until) {
@@ -116,10 +117,10 @@ EP_DEV ep_u32 ep_low_post_arrival(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u3
     return ep_far_publish(ep_far_lane(r, peer, EP_LANE_LOW_ROWS), cell, ep_stamp(r.generation, value), until);
 }
 
-/* Posts to a rank of another node what is staged for it: `rows` spans of the part, ascending, of which those that touch are one put; headers, of a
-   dispatch; and the arrival, of so many `results`. By whoever counted the last row. */
+/* Posts to a rank of another node what is staged for it: `rows` spans of slots of `bytes` each, ascending, of which those that touch are one put;
+   headers, of a dispatch; and the arrival, of so many `results`. By whoever counted the last row. */
 template <class F>
-EP_DEV void ep_low_post(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep_u32 rows, ep_u32 results, F span) {
+EP_DEV void ep_low_post(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep_u32 rows, ep_u32 results, ep_u64 bytes, F span) {
     EpLowFar* far = ep_low_far_of(r, peer);
     if (!ep_verb(r, EP_LANE_LOW_ROWS << 16 | peer, op)) return;
     const EpFar lane = ep_far_lane(r, peer, EP_LANE_LOW_ROWS);
@@ -136,15 +137,20 @@ EP_DEV void ep_low_post(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep
     if (kind == EP_LOW_DISPATCH && status == EP_FAR_OK)
         status = ep_far_put(lane, ep_low_far_heads(r.w, r.me, peer), ep_low_head(r.w, op, r.me, 0), rows * r.w.header_bytes, until, &ticket);
     EpLowSpan run = {0, 0};
-    EP_SHORT for (ep_u32 row = 0; row <= rows && status == EP_FAR_OK; ++row) {
-        EpLowSpan next = {0, 0};
-        if (row < rows) next = span(row);
-        if (row < rows && next.at == run.at + run.bytes) {
-            run.bytes += next.bytes;
-            continue;
+    EP_SHORT for (ep_u32 base = 0; base <= rows && status == EP_FAR_OK; base += EP_LOW_FOUND) {
+        EpLowSpan found[EP_LOW_FOUND];
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_LOW_FOUND; ++i) found[i] = base + i < rows ? span(base + i) : EpLowSpan{0, 0};
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_LOW_FOUND; ++i) {
+            if (base + i > rows || status != EP_FAR_OK) continue;
+            if (base + i < rows && found[i].first == run.first + run.slots) {
+                run.slots += found[i].slots;
+                continue;
+            }
+            status = ep_far_put(lane, from + run.first * bytes, to + run.first * bytes, run.slots * bytes, until, &ticket);
+            run = found[i];
         }
-        status = ep_far_put(lane, from + run.at, to + run.at, run.bytes, until, &ticket);
-        run = next;
     }
     if (status == EP_FAR_OK && !ep_planted(r, EP_PLANT_LOW_FAR_ARRIVAL_FIRST))
         status = ep_low_post_arrival(r, op, kind, peer, results, until);
@@ -159,9 +165,8 @@ EP_DEV void ep_low_post(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep
 EP_RARE void ep_low_post_rows(const EpRank& r, ep_u64 op, ep_u32 peer) {
     const ep_u32 rows = ep_low_far_of(r, peer)->rows;
     const ep_u8* heads = ep_low_own(r) + ep_low_far_heads(r.w, r.me, peer);
-    ep_low_post(r, op, EP_LOW_DISPATCH, peer, rows, rows, [&](ep_u32 row) {
-        const EpUnit head = ep_ld16(heads + row * r.w.header_bytes);
-        return EpLowSpan{(ep_u32)head.y * r.w.low_row_bytes, r.w.low_row_bytes};
+    ep_low_post(r, op, EP_LOW_DISPATCH, peer, rows, rows, r.w.low_row_bytes, [&](ep_u32 row) {
+        return EpLowSpan{((const EpRowHeader*)(heads + row * r.w.header_bytes))->source_token, 1};
     });
 }
 

@@ -12,12 +12,12 @@
 EP_RARE void ep_low_post_results(const EpRank& r, const EpLowCombineArgs& a, ep_u64 op, ep_u32 peer) {
     const ep_u32 *counts = (const ep_u32*)a.records, rows = counts[peer];
     const ep_u32 results = a.kind == EP_LOW_PER_RANK ? rows : counts[r.w.ranks + peer];
-    ep_low_post(r, op, a.kind, peer, rows, results, [&](ep_u32 row) {
+    ep_low_post(r, op, a.kind, peer, rows, results, r.w.low_result_bytes, [&](ep_u32 row) {
         const EpLowRow* record = (const EpLowRow*)ep_low_record(r, a.records, peer, row);
         const EpLowPick* picks = (const EpLowPick*)(record + 1);
         ep_u32 slots = a.kind == EP_LOW_PER_RANK ? 1 : 0;
         if (slots == 0) EP_SHORT for (ep_u32 k = 0; k < r.w.topk; ++k) slots += picks[k].row >= 0;
-        return EpLowSpan{(ep_u64)record->token * r.w.low_columns * r.w.low_result_bytes, slots * r.w.low_result_bytes};
+        return EpLowSpan{record->token * (ep_u32)r.w.low_columns, slots};
     });
 }
 

@@ -58,6 +58,8 @@ pub enum Source {
     Probe,
     /// Posts to a lane between nodes, for tests and measurements.
     Posts,
+    /// Moves what a network made of software carries.
+    Move,
     /// Plays adapters of a network, for tests and for hosts that have none.
     Hca,
     /// Consumes rows of low latency as they come, for tests.
@@ -65,7 +67,7 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 27] = [
+pub const ALL: [Source; 28] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
@@ -91,6 +93,7 @@ pub const ALL: [Source; 27] = [
     Source::Ceiling,
     Source::Probe,
     Source::Posts,
+    Source::Move,
     Source::Hca,
     Source::Consumer,
 ];
@@ -166,6 +169,7 @@ sources! {
     Ceiling: "measure/ceiling.cu" "ep_ceiling_kernel";
     Probe: "checks/probe.cu" "ep_probe_kernel";
     Posts: "checks/posts.cu" "ep_posts_kernel";
+    Move: "far/move.cu" "ep_move_kernel";
     Hca: "far/hca.cu" "ep_hca_kernel";
     Consumer: "checks/consumer.cu" "ep_consumer_kernel";
 }
@@ -202,6 +206,7 @@ pub fn targets(arch: &str) -> Vec<Target> {
         Source::Ceiling,
         Source::Probe,
         Source::Posts,
+        Source::Move,
         Source::Hca,
         Source::Consumer,
         Source::OfferNone,

@@ -1,7 +1,6 @@
 //! One adapter that a GPU plays: its tables in the GPU's memory, and the launches of the kernel that carries out what they say.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use soft_hca::{Progress, Work};
@@ -11,10 +10,10 @@ use super::Pace;
 use super::registers::{MOST, Registers};
 use super::tables::{Tables, is_pending, progress};
 use crate::args::{Hca, HcaState};
-use crate::build::{self, Cache, Source, Target};
+use crate::build::Source;
 use crate::driver::{Device, DeviceMemory, Event, Kernel, Launch, Mapped, Mode, Stream};
 use crate::error::CudaError;
-use crate::kernels::loaded;
+use crate::kernels;
 
 /// After so long without anything to do a launch ends.
 const IDLE: Duration = Duration::from_millis(1);
@@ -31,19 +30,6 @@ struct Told {
     seen: DeviceMemory,
     /// Of `seen`, `[multiprocessors, pages]`.
     last: Vec<u64>,
-}
-
-/// The kernel of a GPU, loaded when it is asked for the first time: modules are never unloaded.
-fn kernel_of(device: &Arc<Device>) -> Result<Kernel, CudaError> {
-    static LOADED: Mutex<BTreeMap<usize, Kernel>> = Mutex::new(BTreeMap::new());
-    let mut kernels = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(kernel) = kernels.get(&device.ordinal()) {
-        return Ok(*kernel);
-    }
-    let target = Target::new(Source::Hca, &device.arch());
-    let kernel = loaded(device, &target, &build::code(&Cache::of_user(), &target)?, 0)?;
-    kernels.insert(device.ordinal(), kernel);
-    Ok(kernel)
 }
 
 #[derive(Debug)]
@@ -64,7 +50,7 @@ impl Player {
     /// Loads the kernel, before any other runs that would have to be waited for.
     pub(super) fn new(device: &Arc<Device>, pace: Pace) -> Result<Self, CudaError> {
         let stream = Stream::new(device, 0)?;
-        let kernel = kernel_of(device)?;
+        let kernel = kernels::alone(device, Source::Hca)?;
         let state = DeviceMemory::zeroed(&stream, size_of::<HcaState>())?;
         let halt = Mapped::zeroed(device, 8)?;
         stream.synchronize()?;

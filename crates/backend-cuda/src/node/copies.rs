@@ -12,6 +12,7 @@ use ep_core::{Error, Rank};
 use super::Node;
 #[cfg(target_os = "linux")]
 use super::mirror::Beside;
+use super::mover::{Move, Mover};
 use crate::driver::{Device, Imported, Mapped, MemoryHandle, Stream};
 use crate::error::CudaError;
 
@@ -27,6 +28,8 @@ pub(crate) struct Copies {
 #[derive(Debug)]
 struct Way {
     stream: Arc<Stream>,
+    /// In place of the driver.
+    mover: Option<Mover>,
     asked: Mutex<Asked>,
     /// Where the stream stores the last mark that it has reached.
     reached: Mapped,
@@ -35,6 +38,8 @@ struct Way {
 /// What was asked for.
 #[derive(Debug, Default)]
 struct Asked {
+    /// Where somebody else than the driver copies: what, before the next mark.
+    moves: Vec<Move>,
     /// Where cells lie, and what is to be stored there at the next mark.
     raises: Vec<(u64, u64)>,
     /// The last mark.
@@ -57,14 +62,14 @@ enum At {
 }
 
 impl Copies {
-    /// Of `rank`, whose window of so many bytes lies on `device`, by so many streams.
+    /// Of `rank`, whose window of so many bytes lies on `device`, by so many streams: made by the driver, or by a kernel on so many multiprocessors.
     pub(crate) fn new(
         node: &Arc<Node>,
         rank: Rank,
-        (device, ways): (&Arc<Device>, usize),
+        (device, ways, movers): (&Arc<Device>, usize, u32),
         bytes: u64,
     ) -> Result<Self, CudaError> {
-        let ways = (0..ways.max(1)).map(|_| Way::new(device)).collect::<Result<_, _>>()?;
+        let ways = (0..ways.max(1)).map(|_| Way::new(device, movers)).collect::<Result<_, _>>()?;
         Ok(Self { window: Place { at: At::Here(Arc::clone(node), rank), bytes }, ways })
     }
 
@@ -78,9 +83,11 @@ impl Copies {
 }
 
 impl Way {
-    fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+    fn new(device: &Arc<Device>, movers: u32) -> Result<Self, CudaError> {
         let reached = Mapped::zeroed(device, size_of::<u64>())?;
-        Ok(Self { stream: Stream::new(device, 0)?, asked: Mutex::default(), reached })
+        let stream = Stream::new(device, 0)?;
+        let mover = (movers > 0).then(|| Mover::new(device, &stream, movers)).transpose()?;
+        Ok(Self { stream, mover, asked: Mutex::default(), reached })
     }
 
     fn asked(&self) -> MutexGuard<'_, Asked> {
@@ -92,10 +99,17 @@ impl Way {
         let mut asked = self.asked();
         asked.mark += 1;
         let mark = asked.mark;
-        asked.raises.push((self.reached.address(), mark));
-        // SAFETY: eight bytes each of the window, which nobody else writes: a cell has one writer. Those of the mark live as long as the stream, which ends
-        // before they do.
-        let stored = unsafe { self.stream.store_all(&asked.raises) };
+        let mark_at = self.reached.address();
+        let stored = if let Some(mover) = &self.mover {
+            // SAFETY: as below; of moves `pull` says it. This stream is the mover's only one.
+            unsafe { mover.launch(&self.stream, &asked.moves, &asked.raises, (mark_at, mark)) }
+        } else {
+            asked.raises.push((mark_at, mark));
+            // SAFETY: eight bytes each of the window, which nobody else writes: a cell has one writer. Those of the mark live as long as the stream, which
+            // ends before they do.
+            unsafe { self.stream.store_all(&asked.raises) }
+        };
+        asked.moves.clear();
         asked.raises.clear();
         Ok(stored.map(|()| mark)?)
     }
@@ -143,11 +157,18 @@ impl WindowCopies for Copies {
                 "one on a GPU of this host",
             ));
         };
-        let (from, to, bytes) = (source.window.at(from)?, self.window.at(to.span(from.len))?, from.len as usize);
+        let (bytes, way) = (from.len, self.way(way));
+        let (from, to) = (source.window.at(from)?, self.window.at(to.span(bytes))?);
+        let one = Move { from, to, bytes };
+        if way.mover.is_some() && one.is_whole() {
+            way.asked().moves.push(one);
+            return Ok(());
+        }
+        let bytes = bytes as usize;
         // SAFETY: both ranges lie in windows, whose memory stays for as long as the process lives; of another process, as long as its mapping,
         // which this value holds. The protocol excludes that somebody else writes the one or touches the other; what does so nevertheless makes
         // wrong rows and harms no memory.
-        Ok(unsafe { self.way(way).stream.copy_rows((to, bytes), (from, bytes), bytes, 1) }?)
+        Ok(unsafe { way.stream.copy_rows((to, bytes), (from, bytes), bytes, 1) }?)
     }
 
     fn raise(&self, way: usize, at: Offset, bits: u64) -> Result<(), Error> {
@@ -165,10 +186,9 @@ impl WindowCopies for Copies {
     }
 
     fn finish(&self) -> Result<(), Error> {
-        self.ways.iter().try_for_each(|way| {
-            way.mark()?;
-            Ok(way.stream.synchronize()?)
-        })
+        // All of them, also where one fails.
+        let ended = self.ways.iter().map(|way| way.mark().and(Ok(way.stream.synchronize()?)));
+        ended.fold(Ok(()), |all, one: Result<(), Error>| all.and(one))
     }
 
     #[cfg(target_os = "linux")]
@@ -199,9 +219,7 @@ impl WindowCopies for Copies {
 
 impl Drop for Copies {
     fn drop(&mut self) {
-        // Before another process' memory is given back.
-        for way in self.ways.iter() {
-            let _ = way.stream.synchronize();
-        }
+        // Before another process' memory is given back. What was asked for and not enqueued would be by the next mark of another window.
+        let _ = self.finish();
     }
 }

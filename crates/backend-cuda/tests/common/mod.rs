@@ -70,7 +70,9 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
     let builder = Cluster::builder(setup.topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
     // In kernels for tests sources are read late, so that one that is written again too early is found.
     let lateness = if checks.is_some() { Duration::from_millis(3) } else { Duration::ZERO };
-    let builder = builder.far(network(setup).latency(lateness)?);
+    // Who copies between nodes is drawn: the driver, or a kernel.
+    let movers = (setup.seed + u64::from(setup.topology.ranks() / 2)) % 2;
+    let builder = builder.far(network(setup).latency(lateness)?).far_movers(movers as u32);
     // Batches that would be placed at once are placed in several launches, too.
     let builder = builder.launches_by_expert(1 + setup.seed as u32 % 4).specialise(false);
     // A rank that only leaves needs nothing.

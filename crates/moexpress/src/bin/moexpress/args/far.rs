@@ -39,6 +39,10 @@ pub(crate) struct FarArgs {
     /// With --far loop, or --far-devices gpu: how long a byte is on its way: 2us, 1ms, ... [default: 0s; with gpu 3us]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "far")]
     pub(crate) far_latency: Option<Duration>,
+    /// With --backend cuda and --far loop: multiprocessors of a rank's GPU on which a kernel moves what comes for it, many
+    /// copies by one launch [default: none, the driver's copy engines]
+    #[arg(long, value_name = "N", requires = "far", conflicts_with = "far_staged")]
+    pub(crate) far_movers: Option<u32>,
     /// With --backend cuda and --far roce or loop: all rows travel by way of pinned memory of the host, whatever the
     /// network reaches; on all ranks [default: where it does not reach a GPU's memory]
     #[arg(long, requires = "far")]
@@ -51,6 +55,7 @@ impl FarArgs {
         const ROCE: &[Far] = &[Far::Roce];
         const RDMA: &[Far] = &[Far::Roce, Far::Ibgda];
         const MADE: &[Far] = &[Far::Loop, Far::Ibgda];
+        const LOOP: &[Far] = &[Far::Loop];
         const PROXIED: &[Far] = &[Far::Roce, Far::Loop];
         let given = [
             ("--far-devices", RDMA, self.far_devices.is_some()),
@@ -61,6 +66,7 @@ impl FarArgs {
             ("--far-service-level", RDMA, self.far_service_level.is_some()),
             ("--far-rate", MADE, self.far_rate.is_some()),
             ("--far-latency", MADE, self.far_latency.is_some()),
+            ("--far-movers", LOOP, self.far_movers.is_some()),
             ("--far-staged", PROXIED, self.far_staged),
         ];
         let misplaced =

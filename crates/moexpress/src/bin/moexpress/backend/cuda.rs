@@ -59,6 +59,7 @@ impl Between<'_> {
             #[cfg(all(feature = "host", target_os = "linux"))]
             Some(Far::Loop) => {
                 let network = super::far::looped(args, far_lanes, processes)?;
+                let builder = builder.far_movers(args.far_movers.unwrap_or(0));
                 Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
             }
             #[cfg(not(all(feature = "ibgda", feature = "roce", feature = "host", target_os = "linux")))]

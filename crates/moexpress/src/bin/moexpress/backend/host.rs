@@ -10,8 +10,11 @@ use crate::failure::Failure;
 /// The network between nodes. Ranks over any have one type: an engine takes long to compile.
 fn network(job: &Job<'_>) -> Result<AnyTransport, Failure> {
     let Some(args) = job.far else { return Ok(AnyTransport::new(NoTransport)) };
-    if args.far_staged {
-        return Err(Failure::bad_input("--far-staged: windows of --backend host lie in memory of the host"));
+    for (option, given) in [("--far-staged", args.far_staged), ("--far-movers", args.far_movers.is_some())] {
+        if given {
+            let why = format_args!("{option}: windows of --backend host lie in memory of the host");
+            return Err(Failure::bad_input(why));
+        }
     }
     match args.far {
         None => Ok(AnyTransport::new(NoTransport)),
