@@ -21,7 +21,7 @@ use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::far::{ByProxy, Network, Offers, Posted, Staging};
 use crate::memory;
-use crate::node::Node;
+use crate::node::{Moving, Node};
 use crate::posting::PostingGpu;
 #[cfg(feature = "workshop")]
 use crate::probe;
@@ -270,19 +270,8 @@ impl Builder {
         }
         let specialises = self.specialises.unwrap_or_else(build::specialises);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
-        let (ways, movers) = (queues::ways(sharing), self.far_movers);
-        Ok(Options {
-            blocks,
-            most,
-            low_blocks,
-            low_beside_copies,
-            priority,
-            ways,
-            movers,
-            launches,
-            specialises,
-            is_alone,
-        })
+        let moving = Moving { ways: queues::ways(sharing), movers: self.far_movers };
+        Ok(Options { blocks, most, low_blocks, low_beside_copies, priority, moving, launches, specialises, is_alone })
     }
 }
 

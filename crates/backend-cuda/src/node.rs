@@ -17,7 +17,7 @@ use ep_core::{Error, Layout, Rank, RankSet};
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
 
-pub(crate) use copies::Copies;
+pub(crate) use copies::{Copies, Moving};
 pub(crate) use hosts::number_here;
 
 /// What windows are filled with where they are poisoned: cells of no generation, operations of no row.

@@ -152,18 +152,8 @@ impl RankDevice {
         checks: Option<&Checks>,
         network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
-        let Options {
-            blocks,
-            most,
-            low_blocks,
-            low_beside_copies,
-            priority,
-            ways,
-            movers,
-            launches,
-            specialises,
-            is_alone,
-        } = options;
+        let Options { blocks, most, low_blocks, low_beside_copies, priority, moving, launches, specialises, is_alone } =
+            options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
@@ -194,7 +184,7 @@ impl RankDevice {
             far: 0,
         };
         let far = network.map(|(network, offers)| {
-            let copies = || Copies::new(node, me, (device, ways, movers), layout.window_bytes()).map(Arc::new);
+            let copies = || Copies::new(node, me, (device, moving), layout.window_bytes()).map(Arc::new);
             let copies: Option<Arc<dyn WindowCopies>> = network.copies().then(copies).transpose()?.map(|one| one as _);
             let (address, bytes) = (node.address(me), layout.window_bytes());
             let dmabuf = dmabuf_of(device, address, bytes);

@@ -16,6 +16,15 @@ use super::mover::{Move, Mover};
 use crate::driver::{Device, Imported, Mapped, MemoryHandle, Stream};
 use crate::error::CudaError;
 
+/// How a network made of software moves bytes to a window.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Moving {
+    /// Streams by which copies go.
+    pub(crate) ways: usize,
+    /// Multiprocessors on which a kernel makes them, if any, in place of the driver.
+    pub(crate) movers: u32,
+}
+
 /// A rank's window, and streams beside those of kernels. On one alone a copy waits for the cells that were stored before, which takes as long as
 /// a copy.
 #[derive(Debug)]
@@ -62,14 +71,14 @@ enum At {
 }
 
 impl Copies {
-    /// Of `rank`, whose window of so many bytes lies on `device`, by so many streams: made by the driver, or by a kernel on so many multiprocessors.
+    /// Of `rank`, whose window of so many bytes lies on `device`.
     pub(crate) fn new(
         node: &Arc<Node>,
         rank: Rank,
-        (device, ways, movers): (&Arc<Device>, usize, u32),
+        (device, moving): (&Arc<Device>, Moving),
         bytes: u64,
     ) -> Result<Self, CudaError> {
-        let ways = (0..ways.max(1)).map(|_| Way::new(device, movers)).collect::<Result<_, _>>()?;
+        let ways = (0..moving.ways.max(1)).map(|_| Way::new(device, moving.movers)).collect::<Result<_, _>>()?;
         Ok(Self { window: Place { at: At::Here(Arc::clone(node), rank), bytes }, ways })
     }
 
@@ -187,8 +196,9 @@ impl WindowCopies for Copies {
 
     fn finish(&self) -> Result<(), Error> {
         // All of them, also where one fails.
-        let ended = self.ways.iter().map(|way| way.mark().and(Ok(way.stream.synchronize()?)));
-        ended.fold(Ok(()), |all, one: Result<(), Error>| all.and(one))
+        let marked = self.ways.iter().map(|way| way.mark().map(drop)).reduce(Result::and);
+        let ended = self.ways.iter().map(|way| Ok(way.stream.synchronize()?)).reduce(Result::and);
+        marked.into_iter().chain(ended).collect()
     }
 
     #[cfg(target_os = "linux")]

@@ -1,5 +1,7 @@
 //! What a rank is told of how it uses its GPU.
 
+use crate::node::Moving;
+
 /// How a rank uses its GPU.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Options {
@@ -13,10 +15,8 @@ pub(crate) struct Options {
     pub(crate) low_beside_copies: u32,
     /// Of the stream.
     pub(crate) priority: i32,
-    /// Streams by which copies go to a window, where a network's are made by the driver.
-    pub(crate) ways: usize,
-    /// Multiprocessors on which a kernel makes them in place of the driver, if any.
-    pub(crate) movers: u32,
+    /// How a network made of software moves bytes.
+    pub(crate) moving: Moving,
     /// Launches that place the rows of a dispatch by expert, while rows of the one before are copied; none: by the size of the batch.
     pub(crate) launches: Option<u32>,
     /// Whether kernels are compiled for this shape alone.
