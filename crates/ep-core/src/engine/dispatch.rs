@@ -291,7 +291,6 @@ async fn exchange_rows<M: Machine>(
         by_node: &by_node,
         fanout: &fanout,
     };
-    movers.own_rows(control.port())?;
     drop(control);
     join(movers.roles(links)).await?;
     let taken = intake.into_inner();

@@ -3,14 +3,12 @@
 use std::cell::RefCell;
 
 use super::links::{Ends, Links};
-use crate::error::Fault;
 use crate::layout::Block;
 use crate::machine::Machine;
-use crate::plan::{Exchange, Fanout};
+use crate::plan::{Exchange, Fanout, channel_share};
 use crate::port::{Duty, Role};
 use crate::roles::{
-    Attended, HeaderBytes, Intake, Operation, Outgoing, RoleFuture, collect, deliver, forward, lay, pull, receive,
-    send, send_far,
+    Intake, Operation, Outgoing, RoleFuture, collect, deliver, forward, keep, lay, pull, receive, send, send_far,
 };
 use crate::settings::Placement;
 use crate::topology::{Rank, Topology};
@@ -57,6 +55,8 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
         for source in self.operation.others() {
             self.takers(&mut ends, source, &mut roles);
         }
+        // Behind those that others wait for.
+        roles.extend(self.channels().filter_map(|channel| self.keeper(channel)));
         roles
     }
 
@@ -69,6 +69,18 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
         let readers = readers.collect();
         let role = Role { duty: Duty::Sender, peer: None, track };
         operation.role(role, lay(operation, operation.port(role), outgoing, readers, channel))
+    }
+
+    /// The role that copies what stays on this rank of a channel's rows, if any does.
+    fn keeper(&self, channel: u32) -> Option<RoleFuture<'a>> {
+        let (operation, me) = (self.operation, self.operation.me);
+        let plan = self.outgoing.plan;
+        let share = channel_share(plan.sent_to(me), plan.tokens(), operation.rings.channels, channel);
+        let role = Role::serving(Duty::Collector, me, operation.own_track(channel));
+        let work = || {
+            keep(operation, operation.port(role), self.outgoing, self.intake, self.exchange, self.block, share.clone())
+        };
+        (!share.is_empty()).then(|| operation.role(role, work()))
     }
 
     fn near_sender(&self, ends: &mut Ends<'a>, peer: Rank, channel: u32) -> Option<RoleFuture<'a>> {
@@ -141,21 +153,5 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
             let work = receive(operation, port, intake, exchange, ring, source, writer, track);
             roles.push(operation.role(role, work));
         }
-    }
-
-    /// Copies the rows that stay on this rank.
-    pub(super) fn own_rows(&self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
-        let Self { operation, outgoing, intake, .. } = self;
-        let me = operation.me;
-        let first_row = self.exchange.first_row(me, me);
-        let mut header = HeaderBytes::new(operation.layout.row());
-        let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
-        for (position, &token) in (0u32..).zip(outgoing.plan.sent_to(me)) {
-            let row = first_row + position;
-            outgoing.head(operation, &mut header, me, token, position);
-            intake.header(&header, row);
-            intake.own(port, self.block, row, outgoing.x.borrow(token, &mut scratch)?)?;
-        }
-        Ok(())
     }
 }

@@ -1,4 +1,8 @@
-//! Dispatch within a node: sender and receiver of a ring; and the collector of rows that were placed directly.
+//! Dispatch within a node: sender and receiver of a ring; and the collectors of rows that were placed directly, and of those that stay.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::task::Poll;
 
 use super::intake::HeaderBytes;
 use super::outlet::Outlet;
@@ -93,6 +97,48 @@ pub(crate) async fn collect<M: Machine, W: Window>(
         intake.header(&header, row);
     }
     Ok(())
+}
+
+/// Rows that stay which are copied before other roles of the rank have a turn: what they send may be on its way meanwhile.
+const ROWS_A_TURN: u32 = 16;
+
+/// Copies the rows of one channel that stay on this rank.
+pub(crate) async fn keep<M: Machine, W: Window>(
+    operation: &Operation<'_, M>,
+    mut port: Attended<M::Port>,
+    outgoing: &Outgoing<'_, W>,
+    intake: &Intake<W>,
+    exchange: &Exchange,
+    block: Option<&Block>,
+    share: Range<u32>,
+) -> Result<(), Fault> {
+    let me = operation.me;
+    let first_row = exchange.first_row(me, me);
+    let mut header = HeaderBytes::new(operation.layout.row());
+    let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
+    for position in share.clone() {
+        if position > share.start && (position - share.start).is_multiple_of(ROWS_A_TURN) {
+            pending_once().await;
+        }
+        let token = outgoing.plan.sent_to(me)[position as usize];
+        outgoing.head(operation, &mut header, me, token, position);
+        intake.header(&header, first_row + position);
+        intake.own(&mut port, block, first_row + position, outgoing.x.borrow(token, &mut scratch)?)?;
+    }
+    Ok(())
+}
+
+/// Lets all others go on that can.
+async fn pending_once() {
+    let mut asked = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut asked, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Refuses a row that is not the one due here.

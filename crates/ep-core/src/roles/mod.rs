@@ -35,7 +35,7 @@ pub(crate) use accumulator::Accumulator;
 pub(crate) use board::Board;
 pub(crate) use control::Control;
 pub(crate) use coordinator::{Standing, coordinate};
-pub(crate) use dispatch::{collect, receive, send};
+pub(crate) use dispatch::{collect, keep, receive, send};
 pub(crate) use forwarder::{forward, send_far};
 pub(crate) use gatherer::gather_for;
 pub(crate) use intake::{HeaderBytes, Intake, Outgoing, Taken};

@@ -98,7 +98,7 @@ fn what_is_not_there_is_refused_by_name() {
         ("--dtype int4", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0, int8"),
         ("--backend tpu", "possible values: sim, host, cuda, ascend"),
         ("--schedule fair", "possible values: explore, timed"),
-        ("--schedule timed --model tpu", "possible values: h800-cx7, h200-node, ascend-a2"),
+        ("--schedule timed --model tpu", "possible values: h800-cx7, h200-node, h200-loop, ascend-a2"),
         ("--placement anywhere", "possible values: ring, direct"),
     ] {
         let refusal = moexpress(&format!("run {option}")).refusal();

@@ -17,6 +17,8 @@ fn time_is_virtual_and_repeats_to_the_nanosecond() {
     assert_eq!((&one["verified"], &one["payload_elided"]), (&true.into(), &false.into()));
     let other = moexpress(&format!("{SMALL} --model h200-node")).json();
     assert!(other["dispatch_ns"].as_u64() < one["dispatch_ns"].as_u64(), "its links are faster");
+    let looped = moexpress(&format!("{SMALL} --model h200-loop")).json();
+    assert_eq!(&looped["model"], "h200-loop");
     let npus = moexpress(&format!("{SMALL} --model ascend-a2")).json();
     assert!(npus["dispatch_ns"].as_u64() > one["dispatch_ns"].as_u64(), "everything costs more");
 }

@@ -140,6 +140,35 @@ impl Model {
         }
     }
 
+    /// Nodes of an H200 over the loop (`docs/loop.md`), 50 GB/s a rank, where a kernel moves what is due and the rank's kernels have 24 multiprocessors
+    /// and 24 channels: a role is a team of four warps. Measured by clocks in kernels and loop (`docs/cuda-tried.md`), with rows of 14 KB.
+    ///
+    /// | | | because |
+    /// |---|---|---|
+    /// | far rate | 50 GB/s | what the loop was set to |
+    /// | far latency | 30 us | from when the last byte is due until a role sees its cell: a pass of the proxy, a launch, the copy |
+    /// | copy | 11.6 GB/s a role | a sender and a forwarder take 40 us for 32 rows |
+    /// | reduce | 8 GB/s a role | a reducer takes 3 to 4 us for a token with two rows |
+    /// | launch | 35 us | the first 64 rows are put 115 us after the kernels began, of which a sender takes 80 |
+    /// | near rate, near latency | 2 TB/s, 1 us | assumed: within a GPU |
+    /// | publish, poll | 1 us, 300 ns | assumed |
+    ///
+    /// Measured and as this has it, us: dispatch 1392 to 1402 and 1333, combine 1541 to 1551 and 1408. With a far rate of 100 GB/s 819 to 827 and 743, 1009 to 1020
+    /// and 904.
+    pub const fn h200_loop() -> Self {
+        Self {
+            near: Link { rate: Rate::gb_per_s(2_000), latency: Nanos(1_000) },
+            far: Link { rate: Rate::gb_per_s(50), latency: Nanos(30_000) },
+            copy: Rate(11_600_000_000),
+            reduce: Rate::gb_per_s(8),
+            row: Nanos(0),
+            post: Nanos(500),
+            publish: Nanos(1_000),
+            poll: Nanos(300),
+            launch: Nanos(35_000),
+        }
+    }
+
     /// Ascend 910B servers of eight NPUs (Atlas A2), all pairs on HCCS, one 200 Gb/s RoCE port an NPU. No NPU was measured.
     ///
     /// | | | because |

@@ -33,6 +33,8 @@ pub(crate) enum ModelName {
     H800Cx7,
     /// H200s, NVLink of 354 GB/s; between nodes as above
     H200Node,
+    /// H200s over the loop at 50 GB/s a rank, as measured with --far-movers
+    H200Loop,
     /// Ascend 910B: HCCS of 128 GB/s, one 200 Gb/s RoCE port an NPU. Assumed for the most part
     AscendA2,
 }
@@ -42,6 +44,7 @@ impl ModelName {
         match self {
             Self::H800Cx7 => Model::h800_cx7(),
             Self::H200Node => Model::h200_node(),
+            Self::H200Loop => Model::h200_loop(),
             Self::AscendA2 => Model::ascend_a2(),
         }
     }
