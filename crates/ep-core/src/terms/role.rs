@@ -19,7 +19,7 @@ pub enum Duty {
     Forwarder,
     /// Dispatch: places rows at `peer` directly.
     Placer,
-    /// Dispatch: takes in what `peer` placed directly.
+    /// Dispatch: takes in what `peer` placed directly; where `peer` is the rank itself, what stays there.
     Collector,
     /// Combine: returns rows to `peer` through a ring.
     Returner,
