@@ -106,7 +106,7 @@ struct EpLowSpan {
     ep_u32 first, slots;
 };
 /* A poster finds so many rows at a time: their loads are under way together, where each would take as long as all. */
-#define EP_LOW_FOUND 4
+#define EP_LOW_FOUND 2
 
 /* Says to a rank of another node how many rows come, behind them. By its poster. */
 EP_DEV ep_u32 ep_low_post_arrival(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep_u32 results, ep_u64 until) {
