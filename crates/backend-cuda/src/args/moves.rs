@@ -13,15 +13,15 @@ c_struct! {
     /// Parameters of ep_move_kernel.
     pub(crate) struct Moves = "EpMovesArgs" {
         /// Where each copy reads.
-        pub(crate) from: [u64; 32],
+        pub(crate) from: [u64; MOST_MOVES],
         /// Where it writes.
-        pub(crate) to: [u64; 32],
+        pub(crate) to: [u64; MOST_MOVES],
         /// Its size.
-        pub(crate) bytes: [u64; 32],
+        pub(crate) bytes: [u64; MOST_MOVES],
         /// Addresses of cells that are stored behind all copies.
-        pub(crate) at: [u64; 32],
+        pub(crate) at: [u64; MOST_MOVES],
         /// Their words.
-        pub(crate) bits: [u64; 32],
+        pub(crate) bits: [u64; MOST_MOVES],
         /// Address of a word of the host's memory that is stored behind the cells; 0 for none.
         pub(crate) mark_at: u64,
         /// What is stored there.

@@ -76,11 +76,13 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
         let (operation, me) = (self.operation, self.operation.me);
         let plan = self.outgoing.plan;
         let share = channel_share(plan.sent_to(me), plan.tokens(), operation.rings.channels, channel);
+        if share.is_empty() {
+            return None;
+        }
         let role = Role::serving(Duty::Collector, me, operation.own_track(channel));
-        let work = || {
-            keep(operation, operation.port(role), self.outgoing, self.intake, self.exchange, self.block, share.clone())
-        };
-        (!share.is_empty()).then(|| operation.role(role, work()))
+        let port = operation.port(role);
+        let work = keep(operation, port, self.outgoing, self.intake, self.exchange, self.block, share);
+        Some(operation.role(role, work))
     }
 
     fn near_sender(&self, ends: &mut Ends<'a>, peer: Rank, channel: u32) -> Option<RoleFuture<'a>> {

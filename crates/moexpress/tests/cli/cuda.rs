@@ -54,6 +54,10 @@ fn gpus_of_several_nodes_over_the_loop() {
     assert!(run["rows_far"].as_u64() > Some(0), "{run}");
     let staged = two("--far loop --far-staged --channels 1 --slots 4 --json").json();
     assert_eq!(staged["verified"], true);
+    let moved = two("--far loop --far-movers 1 --channels 1 --slots 4 --json").json();
+    assert_eq!(moved["verified"], true);
+    let crowded = two("--far loop --far-movers 5000").refusal();
+    assert!(crowded.contains("multiprocessors that move rows between nodes is 5000, allowed: 0 to "), "{crowded}");
     let low = two("--far loop --far-latency 20us --mode low-latency --json").json();
     assert_eq!(low["verified"], true, "{low}");
     assert!(two("--far loop --placement pulled").refusal().contains("nodes is 2, allowed: 1 with pulled placement"));
@@ -87,6 +91,7 @@ fn gpus_of_several_nodes_over_the_loop() {
     } else {
         assert!(played.refusal().contains("a program that was built with the feature hca"));
     }
+    assert!(two("--far roce --far-movers 1").refusal().contains("--far with --far-movers is roce, allowed: loop"));
     assert!(two("--far ibgda --far-rate 9").refusal().contains("with --far loop, or --far-devices gpu"));
     assert!(two("--far ibgda --far-signal counting").refusal().contains("allowed: fetch-add or ordered-write"));
     assert!(two("--far ibgda --far-ack-timeout 30").refusal().contains("ack timeout is 30, allowed: 1 to 18"));

@@ -166,6 +166,7 @@ fn what_the_loop_cannot_do_is_refused() {
         refused("--far loop --far-rate fast").contains("'fast' for '--far-rate <GB_S>': allowed: a number more than 0")
     );
     assert!(refused("--far loop --far-staged").contains("windows of --backend host lie in memory of the host"));
+    assert!(refused("--far loop --far-movers 1").contains("--far-movers: windows of --backend host lie in memory"));
     assert!(refused("--far loop --far-latency 2min").contains("the loop's latency is 120s, allowed: at most 60s"));
 }
 
