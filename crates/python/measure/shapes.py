@@ -1,6 +1,7 @@
 """Times calls of deep_ep for shapes of many kinds, so that a cliff is seen.
 
     python -m measure.shapes --ranks 2                      # needs two GPUs
+    python -m measure.shapes --ranks 2 --hidden 2048,8192 --topk 4,16
     python -m measure.shapes --ranks 2 --device cpu --quick
 
 A row for each shape, throughput mode (cached dispatch of bf16 rows, and combine, on 24 multiprocessors) and low latency (FP8 cast on
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import deep_ep
@@ -123,22 +125,29 @@ def marks(rows: list[Row]) -> list[float]:
     return shares
 
 
-def every(quick: bool) -> list[Shape]:
-    """Shapes: hidden 2048 to 8192, top-4 to top-16, 16 to 512 tokens, even and skewed; quick: some, small ones."""
-    if quick:
-        return [Shape(256, topk, tokens, skewed) for topk in (4, 16) for tokens, skewed in ((16, False), (64, True))]
-    sizes = itertools.product((2048, 4096, 7168, 8192), (4, 8, 16), (16, 64, 128, 512))
+HIDDEN = (2048, 4096, 7168, 8192)
+TOPK = (4, 8, 16)
+
+
+def every(hidden: Sequence[int], topk: Sequence[int]) -> list[Shape]:
+    """Shapes of these sizes, with 16 to 512 tokens, even and skewed."""
+    sizes = itertools.product(hidden, topk, (16, 64, 128, 512))
     return [Shape(*size, skewed) for size in sizes for skewed in (False, True)]
 
 
-def work(rank: int, world: int, where: torch.device, quick: bool, samples: int) -> None:
+def few() -> list[Shape]:
+    """Some small shapes."""
+    return [Shape(256, topk, tokens, skewed) for topk in (4, 16) for tokens, skewed in ((16, False), (64, True))]
+
+
+def work(rank: int, world: int, where: torch.device, shapes: list[Shape], samples: int) -> None:
     clock = Clock(where, samples)
     deep_ep.Buffer.set_num_sms(24)
     say(rank, f"{world} ranks, {EXPERTS} experts; us, and GB/s between GPUs at the busiest rank\n")
     say(rank, "mode          hidden  top-k  tokens  routing  dispatch  combine   GB/s there    back   of the best")
     rows = []
-    for hidden, shapes in itertools.groupby(every(quick), lambda shape: shape.hidden):
-        for shape in shapes:
+    for hidden, of_size in itertools.groupby(shapes, lambda shape: shape.hidden):
+        for shape in of_size:
             for mode in (throughput, low_latency):
                 # Communicators are made for sizes: a buffer for each shape keeps no more than one of them.
                 buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True, explicitly_destroy=True)
@@ -156,11 +165,21 @@ def work(rank: int, world: int, where: torch.device, quick: bool, samples: int) 
         )
 
 
+def sizes(text: str) -> list[int]:
+    """Of an option: numbers of at least 1 with commas between."""
+    numbers = [int(part) for part in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{min(numbers)} is no size, allowed: 1 and more")
+    return numbers
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m measure.shapes", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="four small shapes")
+    parser.add_argument("--hidden", type=sizes, default=HIDDEN, help="elements of a row, such as 2048,8192")
+    parser.add_argument("--topk", type=sizes, default=TOPK, help=f"experts of a token, up to {EXPERTS}, such as 4,16")
     parser.add_argument("--samples", type=int, default=20)
     arguments = parser.parse_args()
     missing = ranks.check_gpus(arguments.ranks, arguments.device)
@@ -168,7 +187,10 @@ def main() -> int:
         parser.error(missing)
     if arguments.ranks < 1 or EXPERTS % arguments.ranks:
         parser.error(f"--ranks is {arguments.ranks}, allowed: a divisor of {EXPERTS}")
-    return ranks.spawn(work, arguments.ranks, arguments.device, arguments.quick, arguments.samples)
+    if max(arguments.topk) > EXPERTS:
+        parser.error(f"--topk has {max(arguments.topk)}, allowed: up to {EXPERTS}")
+    shapes = few() if arguments.quick else every(arguments.hidden, arguments.topk)
+    return ranks.spawn(work, arguments.ranks, arguments.device, shapes, arguments.samples)
 
 
 if __name__ == "__main__":
