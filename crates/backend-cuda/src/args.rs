@@ -111,6 +111,8 @@ pub(crate) const COLUMNS: u32 = 4;
 pub(crate) const FETCHES: u32 = 8;
 /// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
 pub(crate) const EXIT_BYTES: u32 = 72;
+/// Pieces of rows that a warp of a team has room for: one is stored while the others come.
+pub(crate) const CARRY_STAGES: u32 = 4;
 /// Bytes that a leader has room in for what it says to its team.
 pub(crate) const BATON_BYTES: u32 = 48;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
@@ -118,13 +120,14 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 36] = [
+const NUMBERS: [(&str, u32); 37] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("MOVE_THREADS", MOVE_THREADS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
     ("RING_WARPS", RING_WARPS),
     ("TEAMS_WARPS", TEAMS_WARPS),
+    ("CARRY_STAGES", CARRY_STAGES),
     ("PULLED_WARPS", PULLED_WARPS),
     ("BATCH_BYTES", BATCH_BYTES),
     ("ITEM_BYTES", ITEM_BYTES),

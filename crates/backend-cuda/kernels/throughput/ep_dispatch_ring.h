@@ -146,21 +146,17 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
     if (lane == 0) ep_inlet_close(r, ring);
 }
 
-/* The own rows of a channel: every `warps`-th token, of each of so many warps. */
-template <class Copy>
-EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, ep_u32 member, ep_u32 warps, const Copy& copy) {
+/* The own rows of a channel. */
+EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel) {
     const ep_u32 lane = ep_warp_lane(), first = ((const ep_u32*)a.first_of)[r.me];
     const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, channel + 1);
-    for (ep_u32 token = ep_channel_first(a.tokens, a.rings.channels, channel) + member; token < end; token += warps) {
+    for (ep_u32 token = ep_channel_first(a.tokens, a.rings.channels, channel); token < end; ++token) {
         const ep_i32 position = ((const ep_i32*)a.position)[(ep_u64)token * r.w.ranks + r.me];
         if (position < 0) continue;
         const ep_u32 row = first + (ep_u32)position;
         for (ep_u32 k = lane; k < r.w.topk; k += 32) ep_keep(r, a, row, r.me, token, k, ep_choice(r, a, r.me, token, k));
-        copy(ep_out_codes(r, a, row), ep_out_scales(r, a, row), token);
+        ep_copy_payload(r, a, ep_out_codes(r, a, row), ep_out_scales(r, a, row), token);
     }
-}
-EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel) {
-    ep_keep_own(r, a, channel, 0, 1, [&](ep_u8* codes, ep_u8* scales, ep_u32 token) { ep_copy_payload(r, a, codes, scales, token); });
 }
 
 /* Whether peer wants rows through the ring. Its note has come, if it sent any. */

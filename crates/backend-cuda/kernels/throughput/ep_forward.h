@@ -115,26 +115,17 @@ EP_DEV EpChoice ep_localized(const EpRank& r, const ep_u8* at, ep_u32 rank, ep_u
     return EpChoice{(ep_i32)expert, far->weight};
 }
 
-/* Takes a row of its own. */
-EP_DEV void ep_forward_own(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const EpTeam& team, const ep_u8* at, ep_u32 token,
-                           ep_u32 position) {
+/* Says whose row it is to the user. */
+EP_DEV void ep_keep_forwarded(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const ep_u8* at, ep_u32 token, ep_u32 position) {
     const ep_u32 row = ((const ep_u32*)a.first_of)[f.source] + position;
     for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32) ep_keep(r, a, row, f.source, token, k, ep_localized(r, at, r.me, k));
-    const ep_u8* payload = at + r.w.header_bytes;
-    ep_carry_row(team, ep_out_codes(r, a, row), payload, (ep_u32)r.w.scales_offset);
-    ep_copy_words(ep_out_scales(r, a, row), payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
 }
 
-/* Lays a row where rank finds it. */
-EP_DEV void ep_lay_forwarded(const EpRank& r, const EpForwarder& f, const EpTeam& team, const ep_u8* at, const EpSpot& to, ep_u32 rank, ep_u32 token,
-                             ep_u32 position) {
+/* Writes what goes with a row where rank finds it. */
+EP_DEV void ep_head_forwarded(const EpRank& r, const EpForwarder& f, const ep_u8* at, EpAt to, ep_u32 rank, ep_u32 token, ep_u32 position) {
     const ep_u32 lane = ep_warp_lane();
-    if (lane == 0) ep_put16(to.header, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
-    for (ep_u32 k = lane; k < r.w.topk; k += 32)
-        ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
-    const ep_u8* payload = at + r.w.header_bytes;
-    ep_carry_row(team, to.codes, payload, (ep_u32)r.w.scales_offset);
-    ep_copy_words(to.scales, payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
+    if (lane == 0) ep_put16(to, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
+    for (ep_u32 k = lane; k < r.w.topk; k += 32) ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
 }
 
 /* Where a row is placed at a rank of the node, or at this one. */
@@ -224,31 +215,54 @@ EP_DEV ep_u32 ep_rows_that_go(const EpRank& r, const EpDispatchRingArgs& a, cons
     return go;
 }
 
-/* Lays the rows that go on where they go, those of one warp of the team. */
-EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, const EpForwarder& f, ep_u32 rows, const EpTeam& team) {
-    const ep_u32 lane = ep_warp_lane();
-    const bool has = lane < rows;
-    const ep_u8* looks_at = ep_inlet_slot(r, far, f.inlet, has ? lane : 0);
-    const ep_u32 tokens = ((const volatile EpRowHeader*)looks_at)->source_token;
-#pragma unroll 1
-    for (ep_u32 i = team.member; i < rows; i += team.warps) {
-        const ep_u8* at = ep_inlet_slot(r, far, f.inlet, i);
-        const ep_u32 token = ep_warp_shuffle(tokens, i);
-        ep_u32 word = 0;
-        for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
-            if (local % 32 == 0) word = ep_mask_word(r, looks_at, local, has);
-            const ep_u32 votes = ep_votes_for(word, local), before = ep_bits(votes & ep_first_rows(i));
-            if (!(votes >> i & 1)) continue;
-            const ep_u32 position = f.exits[local].next + before;
-            const bool placed = ep_is_somewhere(f.exits[local].first.codes);
-            if (!placed && f.first + local == r.me) {
-                ep_forward_own(r, a, f, team, at, token, position);
-                continue;
-            }
-            const EpSpot to = placed ? ep_forward_spot(r, a, f, local, position) : ep_forward_slot(r, a, f, local, before);
-            ep_lay_forwarded(r, f, team, at, to, f.first + local, token, position);
-        }
+/* A batch's rows, as a warp looks at them: lane i at the i-th. */
+struct EpRailRows {
+    const ep_u8* looks_at;
+    bool has;
+    ep_u32 token, word; /* of a lane's row: its token, and the first word of its mask */
+};
+
+/* Where a row goes at the rank `local` of the node, behind `before` others of its batch. */
+EP_DEV EpSpot ep_goes_to(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, ep_u32 local, ep_u32 before) {
+    const ep_u32 position = f.exits[local].next + before;
+    if (ep_is_somewhere(f.exits[local].first.codes)) return ep_forward_spot(r, a, f, local, position);
+    if (f.first + local != r.me) return ep_forward_slot(r, a, f, local, before);
+    const ep_u32 row = ((const ep_u32*)a.first_of)[f.source] + position;
+    return EpSpot{ep_here((ep_u64)ep_out_codes(r, a, row)), ep_here((ep_u64)ep_out_scales(r, a, row)), ep_nowhere()};
+}
+
+/* For each rank of the node that gets the i-th row of a batch: lay(local, before), as ep_goes_to. */
+template <class Lay> EP_DEV void ep_each_goal(const EpRank& r, const EpRailRows& rows, ep_u32 i, const Lay& lay) {
+    ep_u32 word = rows.word;
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+        if (local > 0 && local % 32 == 0) word = ep_mask_word(r, rows.looks_at, local, rows.has);
+        const ep_u32 votes = ep_votes_for(word, local);
+        if (votes >> i & 1) lay(local, ep_bits(votes & ep_first_rows(i)));
     }
+}
+
+/* Lays the rows that go on where they go, those of one warp of the team. */
+EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, const EpForwarder& f, ep_u32 count, const EpTeam& team) {
+    const bool has = ep_warp_lane() < count;
+    const ep_u8* looks_at = ep_inlet_slot(r, far, f.inlet, has ? ep_warp_lane() : 0);
+    const EpRailRows rows = {looks_at, has, ((const volatile EpRowHeader*)looks_at)->source_token, ep_mask_word(r, looks_at, 0, has)};
+    ep_carry_rows(
+        team, count, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_inlet_slot(r, far, f.inlet, i) + r.w.header_bytes; },
+        [&](ep_u32 i) {
+            const ep_u8* at = ep_inlet_slot(r, far, f.inlet, i);
+            const ep_u32 token = ep_warp_shuffle(rows.token, i);
+            ep_each_goal(r, rows, i, [&](ep_u32 local, ep_u32 before) {
+                const EpSpot to = ep_goes_to(r, a, f, local, before);
+                const ep_u32 position = f.exits[local].next + before;
+                if (ep_is_somewhere(to.header)) ep_head_forwarded(r, f, at, to.header, f.first + local, token, position);
+                else ep_keep_forwarded(r, a, f, at, token, position);
+                ep_copy_words(to.scales, at + (r.w.header_bytes + r.w.scales_offset), 4, (ep_u32)r.w.scales_stride);
+            });
+        },
+        [&](ep_u32 i, ep_u32 at, const ep_u8* piece, ep_u32 bytes) {
+            ep_each_goal(r, rows, i,
+                         [&](ep_u32 local, ep_u32 before) { ep_put_piece(ep_goes_to(r, a, f, local, before).codes + at, piece, bytes); });
+        });
 }
 
 /* Rows have been laid: notes where they went, pushes them, and gives their slots back. The token behind them. By the leader. */

@@ -85,29 +85,55 @@ struct EpPlacing {
 };
 static_assert(sizeof(EpPlacing) <= EP_BATON_BYTES, "the host makes room for another EpPlacing");
 
-/* Places the own rows of a channel at peer, or at this rank: every `warps`-th, of each warp of a team. */
-EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, const EpSpot& first) {
-    const ep_u32 lane = ep_warp_lane(), peer = role.peer;
-    const ep_i32* positions = (const ep_i32*)a.position;
-    const ep_u32 begin = ep_channel_first(a.tokens, a.rings.channels, role.channel);
-    const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, role.channel + 1);
-    ep_u32 turn = 0;
-    for (ep_u32 base = begin; base < end; base += 32) {
-        const ep_i32 mine = base + lane < end ? positions[(ep_u64)(base + lane) * r.w.ranks + peer] : -1;
-        for (ep_u32 votes = ep_warp_votes(mine >= 0); votes; votes &= votes - 1) {
-            if (turn++ % team.warps != team.member) continue;
-            const ep_u32 bit = ep_lowest_bit(votes), token = base + bit;
-            const ep_u32 position = (ep_u32)ep_warp_shuffle(mine, bit);
-            const EpSpot to = ep_spot_after(r, first, position);
-            if (lane == 0) ep_put16(to.header, ep_row_header(r, token, position));
-            for (ep_u32 k = lane; k < r.w.topk; k += 32)
-                ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_choice(r, a, peer, token, k));
-            ep_carry_payload(r, a, team, to.codes, to.scales, token);
-        }
+/* A rank's rows of a channel: for up to 32 tokens at a time, carry(base, positions, votes), of tokens from `base` on: lanes have positions of theirs, and those
+   that are none of the rank's do not vote. */
+template <class Carry> EP_DEV void ep_each_batch(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, ep_u32 rank, const Carry& carry) {
+    const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, channel + 1);
+    for (ep_u32 base = ep_channel_first(a.tokens, a.rings.channels, channel); base < end; base += 32) {
+        const ep_u32 token = base + ep_warp_lane();
+        const ep_i32 position = token < end ? ((const ep_i32*)a.position)[(ep_u64)token * r.w.ranks + rank] : -1;
+        const ep_u32 votes = ep_warp_votes(position >= 0);
+        if (votes) carry(base, position, votes);
     }
+}
+
+/* Places the own rows of a channel at peer, or at this rank. By a team. */
+EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, const EpSpot& first) {
+    const ep_u32 peer = role.peer;
+    ep_each_batch(r, a, role.channel, peer, [&](ep_u32 base, ep_i32 positions, ep_u32 votes) {
+        EpSpot to = first;
+        ep_carry_rows(
+            team, ep_bits(votes), (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_codes_of(a, base + ep_nth_bit(votes, i)); },
+            [&](ep_u32 i) {
+                const ep_u32 bit = ep_nth_bit(votes, i), token = base + bit, position = (ep_u32)ep_warp_shuffle(positions, bit);
+                to = ep_spot_after(r, first, position);
+                if (ep_warp_lane() == 0) ep_put16(to.header, ep_row_header(r, token, position));
+                for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32)
+                    ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_choice(r, a, peer, token, k));
+                ep_copy_scales(r, a, to.scales, token);
+            },
+            [&](ep_u32, ep_u32 at, const ep_u8* piece, ep_u32 bytes) { ep_put_piece(to.codes + at, piece, bytes); });
+    });
     if (peer == r.me) return;
     ep_team_meet(team.number, team.warps);
     if (ep_leads(team)) ep_say_placed(r, peer, role.track);
+}
+
+/* Keeps the own rows of a channel. By a team. */
+EP_DEV void ep_keep_own_in_team(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, const EpTeam& team) {
+    const ep_u32 first = ((const ep_u32*)a.first_of)[r.me];
+    ep_each_batch(r, a, channel, r.me, [&](ep_u32 base, ep_i32 positions, ep_u32 votes) {
+        ep_u32 row = 0;
+        ep_carry_rows(
+            team, ep_bits(votes), (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_codes_of(a, base + ep_nth_bit(votes, i)); },
+            [&](ep_u32 i) {
+                const ep_u32 bit = ep_nth_bit(votes, i), token = base + bit;
+                row = first + (ep_u32)ep_warp_shuffle(positions, bit);
+                for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32) ep_keep(r, a, row, r.me, token, k, ep_choice(r, a, r.me, token, k));
+                ep_copy_scales(r, a, ep_out_scales(r, a, row), token);
+            },
+            [&](ep_u32, ep_u32 at, const ep_u8* piece, ep_u32 bytes) { ep_put_piece(ep_out_codes(r, a, row) + at, piece, bytes); });
+    });
 }
 
 /* Rows of this rank for one of its node, or for itself where it granted a block: to their places, or into the ring, by the leader alone. */
@@ -137,8 +163,7 @@ EP_DEV void ep_play_near_role(const EpRank& r, const EpDispatchRingArgs& a, ep_u
     if (sends || (role.duty == EP_DUTY_COLLECTOR && grants)) {
         ep_give(r, a, role, team, baton, began);
     } else if (role.duty == EP_DUTY_COLLECTOR) {
-        ep_keep_own(r, a, role.channel, team.member, team.warps,
-                    [&](ep_u8* codes, ep_u8* scales, ep_u32 token) { ep_carry_payload(r, a, team, codes, scales, token); });
+        ep_keep_own_in_team(r, a, role.channel, team);
     } else if (role.duty == EP_DUTY_RECEIVER && ep_leads(team)) {
         if (!grants) ep_receive(r, a, role, began);
         else if (ep_warp_lane() == 0)

@@ -62,21 +62,36 @@ EP_DEV EpChoice ep_far_choice(const EpRank& r, const EpDispatchRingArgs& a, ep_u
     return choice;
 }
 
-/* Writes a token's row into a staging slot. By a warp. */
-EP_DEV void ep_stage_row(const EpRank& r, const EpDispatchRingArgs& a, const EpTeam& team, EpAt at, ep_u32 node, ep_u32 token) {
+/* Writes what goes with a token's row into its staging slot. By a warp. */
+EP_DEV void ep_stage_head(const EpRank& r, const EpDispatchRingArgs& a, EpAt at, ep_u32 node, ep_u32 token) {
     const ep_u32 lane = ep_warp_lane();
     const ep_u32 masked = ep_planted(r, EP_PLANT_MASK_OF_ANOTHER_NODE) ? r.me - r.me % r.w.ranks_per_node : node;
     const ep_i32* of_node = (const ep_i32*)a.position + (ep_u64)token * r.w.ranks + masked;
     if (lane == 0) ep_put16(at, ep_row_header(r, token, 0));
     for (ep_u32 k = lane; k < r.w.topk; k += 32)
         ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_far_choice(r, a, token, k));
-    ep_carry_payload(r, a, team, at + r.w.header_bytes, at + (r.w.header_bytes + r.w.scales_offset), token);
+    ep_copy_scales(r, a, at + (r.w.header_bytes + r.w.scales_offset), token);
     for (ep_u32 word = lane; word < ep_mask_words(r); word += 32) {
         ep_u32 mask = 0;
         for (ep_u32 bit = 0; bit < 32 && word * 32 + bit < r.w.ranks_per_node; ++bit)
             if (of_node[word * 32 + bit] >= 0) mask |= 1u << bit;
         ep_put4(at + (r.w.wire_bytes + word * 4), mask);
     }
+}
+
+/* Writes a warp's rows of a batch: that of the i-th voted token, counted from `base`, into the i-th slot behind the ring's tail. */
+EP_DEV void ep_stage_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& rings, const EpRole& role, const EpTeam& team, const EpSending& sending,
+                          ep_u32 base, ep_u32 votes) {
+    const ep_u32 node = role.peer - role.peer % r.w.ranks_per_node;
+    const auto token = [&](ep_u32 i) { return base + ep_nth_bit(votes, i); };
+    EpAt slot = ep_nowhere();
+    ep_carry_rows(
+        team, sending.rows, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_codes_of(a, token(i)); },
+        [&](ep_u32 i) {
+            slot = ep_outlet_staging(r, rings, sending.ring, role.peer, role.track, i);
+            ep_stage_head(r, a, slot, node, token(i));
+        },
+        [&](ep_u32, ep_u32 at, const ep_u8* piece, ep_u32 bytes) { ep_put_piece(slot + (r.w.header_bytes + at), piece, bytes); });
 }
 
 EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, void* baton, ep_u64 began) {
@@ -103,13 +118,9 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             ep_team_meet(team.number, team.warps);
             const EpSending sending = *says;
             if (sending.rows == 0) return;
-            ring.ring = sending.ring; /* One copy in registers, not two. */
+            ep_stage_rows(r, a, rings, role, team, sending, base, votes);
 #pragma unroll 1
-            for (ep_u32 i = 0; i < sending.rows; ++i, votes &= votes - 1) {
-                if (i % team.warps != team.member) continue;
-                const EpAt at = ep_outlet_staging(r, rings, ring.ring, peer, role.track, i);
-                ep_stage_row(r, a, team, at, node, base + ep_lowest_bit(votes));
-            }
+            for (ep_u32 i = 0; i < sending.rows; ++i) votes &= votes - 1;
             ep_team_meet(team.number, team.warps);
 #pragma unroll 1
             for (ep_u32 i = 0; leads && i < sending.rows; ++i) ep_outlet_push(r, rings, ring);

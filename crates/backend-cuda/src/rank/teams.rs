@@ -1,15 +1,15 @@
 //! How many warps of a block play a role of rings between nodes together: a team (`ep_team.h`).
 
 use super::desk::Desk;
-use crate::args::{RING_WARPS, TEAMS_WARPS};
+use crate::args::{CARRY_STAGES, RING_WARPS, TEAMS_WARPS};
 
 /// Warps of a team at most.
 const MOST: u32 = 4;
 /// Warps of a block at least, where there are more roles than blocks: with fewer it is no faster.
 const LEAST_WARPS: u32 = 4;
 
-/// What all lanes of a warp fetch at a time, in bytes.
-const ROOM_STEP: u32 = 512;
+/// What all lanes of a warp fetch at a time, in bytes, of each stage.
+const ROOM_STEP: u32 = 512 * CARRY_STAGES;
 
 /// What a block plays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,7 +69,7 @@ mod tests {
         let rooms = |roles, warps, row| Teams { roles, warps }.rooms(8 * 72 + 48, row, 226 << 10).0;
         assert_eq!(
             [rooms(2, 4, 14336), rooms(3, 4, 14336), rooms(8, 1, 32768), rooms(2, 4, 80)],
-            [14336, 14336, 28160, 512]
+            [14336, 14336, 26624, 2048]
         );
         for (roles, row) in [(1, 1), (3, 14336), (8, 1 << 20)] {
             for memory in [64 << 10, 99 << 10, 163 << 10, 227 << 10] {

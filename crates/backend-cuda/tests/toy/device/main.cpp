@@ -233,7 +233,7 @@ EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Par
     a.tokens_of = address(p.tokens_of);
     a.fanout = address(p.fanout);
     a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 1) % 4 : 1;
-    a.room = 512 * (1 + rank.view.me % 3);
+    a.room = 512 * EP_CARRY_STAGES * (1 + rank.view.me % 3);
     return a;
 }
 
