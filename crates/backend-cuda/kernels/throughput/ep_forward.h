@@ -110,22 +110,10 @@ EP_DEV ep_u32 ep_forward_open(const EpRank& r, const EpDispatchRingArgs& a, cons
 /* Choice k of a row that came along the rail, as rank sees it. */
 EP_DEV EpChoice ep_localized(const EpRank& r, const ep_u8* at, ep_u32 rank, ep_u32 k) {
     const volatile EpChoice* far = (const volatile EpChoice*)(at + sizeof(EpRowHeader)) + k;
-    const ep_i64 expert = (ep_i64)far->expert - (ep_i64)rank * r.w.local_experts;
-    if (far->expert < 0 || expert < 0 || expert >= (ep_i64)r.w.local_experts) return EpChoice{-1, 0.0f};
-    return EpChoice{(ep_i32)expert, far->weight};
-}
-
-/* Says whose row it is to the user. */
-EP_DEV void ep_keep_forwarded(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const ep_u8* at, ep_u32 token, ep_u32 position) {
-    const ep_u32 row = ((const ep_u32*)a.first_of)[f.source] + position;
-    for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32) ep_keep(r, a, row, f.source, token, k, ep_localized(r, at, r.me, k));
-}
-
-/* Writes what goes with a row where rank finds it. */
-EP_DEV void ep_head_forwarded(const EpRank& r, const EpForwarder& f, const ep_u8* at, EpAt to, ep_u32 rank, ep_u32 token, ep_u32 position) {
-    const ep_u32 lane = ep_warp_lane();
-    if (lane == 0) ep_put16(to, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
-    for (ep_u32 k = lane; k < r.w.topk; k += 32) ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
+    const EpChoice choice = {far->expert, far->weight};
+    const ep_i64 expert = (ep_i64)choice.expert - (ep_i64)rank * r.w.local_experts;
+    if (choice.expert < 0 || expert < 0 || expert >= (ep_i64)r.w.local_experts) return EpChoice{-1, 0.0f};
+    return EpChoice{(ep_i32)expert, choice.weight};
 }
 
 /* Where a row is placed at a rank of the node, or at this one. */
@@ -215,53 +203,79 @@ EP_DEV ep_u32 ep_rows_that_go(const EpRank& r, const EpDispatchRingArgs& a, cons
     return go;
 }
 
-/* A batch's rows, as a warp looks at them: lane i at the i-th. */
+/* A batch's rows, as a warp forwards them. Lane i looks at the i-th. */
 struct EpRailRows {
-    const ep_u8* looks_at;
-    bool has;
-    ep_u32 token, word; /* of a lane's row: its token, and the first word of its mask */
+    const ep_u8* ring; /* the first slot */
+    ep_u32 first, slots, slot_bytes;
+    ep_u32 count, word;  /* how many, and of a lane's row the first word of its mask */
+    ep_u32 out;          /* the source's first row at this rank */
 };
 
+EP_DEV const ep_u8* ep_rail_slot(const EpRailRows& rows, ep_u32 i) { return rows.ring + (rows.first + i) % rows.slots * (ep_u64)rows.slot_bytes; }
+
+/* Which of the rows go to the rank `local` of the node, a bit each. By a warp. */
+EP_DEV ep_u32 ep_votes_of(const EpRank& r, const EpRailRows& rows, ep_u32 local) {
+    const ep_u32 lane = ep_warp_lane();
+    ep_u32 word = rows.word;
+    if (local >= 32) word = ep_mask_word(r, ep_rail_slot(rows, lane < rows.count ? lane : 0), local, lane < rows.count);
+    return ep_votes_for(word, local);
+}
+
 /* Where a row goes at the rank `local` of the node, behind `before` others of its batch. */
-EP_DEV EpSpot ep_goes_to(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, ep_u32 local, ep_u32 before) {
+EP_DEV EpSpot ep_goes_to(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const EpRailRows& rows, ep_u32 local, ep_u32 before) {
     const ep_u32 position = f.exits[local].next + before;
     if (ep_is_somewhere(f.exits[local].first.codes)) return ep_forward_spot(r, a, f, local, position);
     if (f.first + local != r.me) return ep_forward_slot(r, a, f, local, before);
-    const ep_u32 row = ((const ep_u32*)a.first_of)[f.source] + position;
+    const ep_u32 row = rows.out + position;
     return EpSpot{ep_here((ep_u64)ep_out_codes(r, a, row)), ep_here((ep_u64)ep_out_scales(r, a, row)), ep_nowhere()};
 }
 
-/* For each rank of the node that gets the i-th row of a batch: lay(local, before), as ep_goes_to. */
-template <class Lay> EP_DEV void ep_each_goal(const EpRank& r, const EpRailRows& rows, ep_u32 i, const Lay& lay) {
-    ep_u32 word = rows.word;
+/* Says whose a row is that goes to the rank `local`, with its k-th choice: to the user, or where that rank finds it. */
+EP_DEV void ep_head_forwarded(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const EpRailRows& rows, ep_u32 i, ep_u32 k, ep_u32 local,
+                              ep_u32 before) {
+    const ep_u8* at = ep_rail_slot(rows, i);
+    const ep_u32 position = f.exits[local].next + before, token = k == 0 ? ((const volatile EpRowHeader*)at)->source_token : 0;
+    const EpChoice choice = k < r.w.topk ? ep_localized(r, at, f.first + local, k) : EpChoice{-1, 0.0f};
+    const EpAt to = ep_goes_to(r, a, f, rows, local, before).header;
+    if (!ep_is_somewhere(to)) return ep_keep(r, a, rows.out + position, f.source, token, k, choice);
+    if (k == 0) ep_put16(to, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
+    if (k < r.w.topk) ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
+}
+
+/* Lays what goes with a warp's rows where they go. By a warp. */
+EP_DEV void ep_forward_heads(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const EpRailRows& rows, const EpTeam& team) {
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
-        if (local > 0 && local % 32 == 0) word = ep_mask_word(r, rows.looks_at, local, rows.has);
-        const ep_u32 votes = ep_votes_for(word, local);
-        if (votes >> i & 1) lay(local, ep_bits(votes & ep_first_rows(i)));
+        const ep_u32 votes = ep_votes_of(r, rows, local);
+        const auto goes = [&](ep_u32 i) { return (votes >> i & 1) != 0; };
+        const auto before = [&](ep_u32 i) { return ep_bits(votes & ep_first_rows(i)); };
+        ep_each_item(team, rows.count, r.w.topk > 0 ? r.w.topk : 1, [&](ep_u32 i, ep_u32 k) {
+            if (goes(i)) ep_head_forwarded(r, a, f, rows, i, k, local, before(i));
+        });
+        ep_each_word(
+            team, rows.count, (ep_u32)r.w.scales_stride / 4,
+            [&](ep_u32 i, ep_u32 w) {
+                return ((const volatile ep_u32*)(ep_rail_slot(rows, i) + r.w.header_bytes + r.w.scales_offset))[w];
+            },
+            [&](ep_u32 i, ep_u32 w, ep_u32 word) {
+                if (goes(i)) ep_put4(ep_goes_to(r, a, f, rows, local, before(i)).scales + w * 4, word);
+            });
     }
 }
 
 /* Lays the rows that go on where they go, those of one warp of the team. */
 EP_DEV void ep_forward_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, const EpForwarder& f, ep_u32 count, const EpTeam& team) {
-    const bool has = ep_warp_lane() < count;
-    const ep_u8* looks_at = ep_inlet_slot(r, far, f.inlet, has ? ep_warp_lane() : 0);
-    const EpRailRows rows = {looks_at, has, ((const volatile EpRowHeader*)looks_at)->source_token, ep_mask_word(r, looks_at, 0, has)};
+    const ep_u32 lane = ep_warp_lane();
+    EpRailRows rows = {ep_own(r) + ep_ring_slot(r.w, far, f.source, f.inlet.track, 0), ep_consumer_slot(f.inlet.ring, far), far.slots, far.far_slot_bytes,
+                       count, 0, ((const ep_u32*)a.first_of)[f.source]};
+    rows.word = ep_mask_word(r, ep_rail_slot(rows, lane < count ? lane : 0), 0, lane < count);
     ep_carry_rows(
-        team, count, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_inlet_slot(r, far, f.inlet, i) + r.w.header_bytes; },
-        [&](ep_u32 i) {
-            const ep_u8* at = ep_inlet_slot(r, far, f.inlet, i);
-            const ep_u32 token = ep_warp_shuffle(rows.token, i);
-            ep_each_goal(r, rows, i, [&](ep_u32 local, ep_u32 before) {
-                const EpSpot to = ep_goes_to(r, a, f, local, before);
-                const ep_u32 position = f.exits[local].next + before;
-                if (ep_is_somewhere(to.header)) ep_head_forwarded(r, f, at, to.header, f.first + local, token, position);
-                else ep_keep_forwarded(r, a, f, at, token, position);
-                ep_copy_words(to.scales, at + (r.w.header_bytes + r.w.scales_offset), 4, (ep_u32)r.w.scales_stride);
-            });
-        },
+        team, count, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_rail_slot(rows, i) + r.w.header_bytes; },
+        [&] { ep_forward_heads(r, a, f, rows, team); },
         [&](ep_u32 i, ep_u32 at, const ep_u8* piece, ep_u32 bytes) {
-            ep_each_goal(r, rows, i,
-                         [&](ep_u32 local, ep_u32 before) { ep_put_piece(ep_goes_to(r, a, f, local, before).codes + at, piece, bytes); });
+            for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
+                const ep_u32 votes = ep_votes_of(r, rows, local);
+                if (votes >> i & 1) ep_put_piece(ep_goes_to(r, a, f, rows, local, ep_bits(votes & ep_first_rows(i))).codes + at, piece, bytes);
+            }
         });
 }
 

@@ -62,36 +62,52 @@ EP_DEV EpChoice ep_far_choice(const EpRank& r, const EpDispatchRingArgs& a, ep_u
     return choice;
 }
 
-/* Writes what goes with a token's row into its staging slot. By a warp. */
-EP_DEV void ep_stage_head(const EpRank& r, const EpDispatchRingArgs& a, EpAt at, ep_u32 node, ep_u32 token) {
-    const ep_u32 lane = ep_warp_lane();
-    const ep_u32 masked = ep_planted(r, EP_PLANT_MASK_OF_ANOTHER_NODE) ? r.me - r.me % r.w.ranks_per_node : node;
-    const ep_i32* of_node = (const ep_i32*)a.position + (ep_u64)token * r.w.ranks + masked;
-    if (lane == 0) ep_put16(at, ep_row_header(r, token, 0));
-    for (ep_u32 k = lane; k < r.w.topk; k += 32)
-        ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_far_choice(r, a, token, k));
-    ep_copy_scales(r, a, at + (r.w.header_bytes + r.w.scales_offset), token);
-    for (ep_u32 word = lane; word < ep_mask_words(r); word += 32) {
-        ep_u32 mask = 0;
-        for (ep_u32 bit = 0; bit < 32 && word * 32 + bit < r.w.ranks_per_node; ++bit)
-            if (of_node[word * 32 + bit] >= 0) mask |= 1u << bit;
-        ep_put4(at + (r.w.wire_bytes + word * 4), mask);
-    }
+/* A batch's rows, as a warp stages them: the i-th is that of the i-th token that voted, and goes into the i-th slot behind the ring's tail. */
+struct EpStagedRows {
+    ep_u32 base, votes; /* a bit for each token from `base` on */
+    EpAt window;        /* the own one */
+    ep_u64 staging;     /* in it: the ring's first slot */
+    ep_u32 first, depth;
+};
+
+EP_DEV ep_u32 ep_staged_token(const EpStagedRows& rows, ep_u32 i) { return rows.base + ep_nth_bit(rows.votes, i); }
+EP_DEV EpAt ep_staged_slot(const EpRings& rings, const EpStagedRows& rows, ep_u32 i) {
+    return rows.window + (rows.staging + (rows.first + i) % rows.depth * (ep_u64)rings.far_slot_bytes);
 }
 
-/* Writes a warp's rows of a batch: that of the i-th voted token, counted from `base`, into the i-th slot behind the ring's tail. */
-EP_DEV void ep_stage_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& rings, const EpRole& role, const EpTeam& team, const EpSending& sending,
-                          ep_u32 base, ep_u32 votes) {
-    const ep_u32 node = role.peer - role.peer % r.w.ranks_per_node;
-    const auto token = [&](ep_u32 i) { return base + ep_nth_bit(votes, i); };
-    EpAt slot = ep_nowhere();
+/* A word of the mask of a token's row: a bit for each of the node's ranks that it goes to. */
+EP_DEV ep_u32 ep_mask_of(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 node, ep_u32 token, ep_u32 word) {
+    const ep_u32 masked = ep_planted(r, EP_PLANT_MASK_OF_ANOTHER_NODE) ? r.me - r.me % r.w.ranks_per_node : node;
+    const ep_i32* of_node = (const ep_i32*)a.position + (ep_u64)token * r.w.ranks + masked;
+    ep_u32 mask = 0;
+    for (ep_u32 bit = 0; bit < 32 && word * 32 + bit < r.w.ranks_per_node; ++bit)
+        if (of_node[word * 32 + bit] >= 0) mask |= 1u << bit;
+    return mask;
+}
+
+/* Writes what goes with a warp's rows. By a warp. */
+EP_DEV void ep_stage_heads(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& rings, const EpTeam& team, const EpStagedRows& rows, ep_u32 count, ep_u32 node) {
+    ep_each_item(team, count, 1, [&](ep_u32 i, ep_u32) { ep_put16(ep_staged_slot(rings, rows, i), ep_row_header(r, ep_staged_token(rows, i), 0)); });
+    ep_each_item(team, count, ep_mask_words(r), [&](ep_u32 i, ep_u32 word) {
+        ep_put4(ep_staged_slot(rings, rows, i) + (r.w.wire_bytes + word * 4), ep_mask_of(r, a, node, ep_staged_token(rows, i), word));
+    });
+    ep_each_item(team, count, r.w.topk, [&](ep_u32 i, ep_u32 k) {
+        ep_put_message(ep_staged_slot(rings, rows, i) + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_far_choice(r, a, ep_staged_token(rows, i), k));
+    });
+    ep_each_word(
+        team, count, (ep_u32)r.w.scales_stride / 4, [&](ep_u32 i, ep_u32 w) { return ep_scale_of(a, ep_staged_token(rows, i), w); },
+        [&](ep_u32 i, ep_u32 w, ep_u32 word) { ep_put4(ep_staged_slot(rings, rows, i) + (r.w.header_bytes + r.w.scales_offset + w * 4), word); });
+}
+
+/* Writes a warp's rows of a batch, `count` in all. */
+EP_DEV void ep_stage_rows(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& rings, const EpTeam& team, const EpStagedRows& rows, ep_u32 count,
+                          ep_u32 node) {
     ep_carry_rows(
-        team, sending.rows, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_codes_of(a, token(i)); },
-        [&](ep_u32 i) {
-            slot = ep_outlet_staging(r, rings, sending.ring, role.peer, role.track, i);
-            ep_stage_head(r, a, slot, node, token(i));
-        },
-        [&](ep_u32, ep_u32 at, const ep_u8* piece, ep_u32 bytes) { ep_put_piece(slot + (r.w.header_bytes + at), piece, bytes); });
+        team, count, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_codes_of(a, ep_staged_token(rows, i)); },
+        [&] { ep_stage_heads(r, a, rings, team, rows, count, node); },
+        [&](ep_u32 i, ep_u32 at, const ep_u8* piece, ep_u32 bytes) {
+            ep_put_piece(ep_staged_slot(rings, rows, i) + (r.w.header_bytes + at), piece, bytes);
+        });
 }
 
 EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, void* baton, ep_u64 began) {
@@ -102,6 +118,10 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
     const ep_u32 end = ep_channel_first(a.tokens, rings.channels, channel + 1);
     const bool leads = ep_leads(team);
     EpSending* says = (EpSending*)baton;
+    EpStagedRows rows;
+    rows.window = ep_at(r, r.me, 0);
+    rows.staging = ep_staging_slot(r.w, rings, peer, role.track, 0);
+    rows.depth = ep_staging_slots(r.w, rings, role.track);
     EpOutlet ring;
     bool right = true;
     if (leads) right = ep_outlet_open(r, ring, peer, role.track, began) && ep_open_far(r, a, rings, ring, node, begin, end, began);
@@ -112,13 +132,17 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             if (leads) {
                 EpAt first;
                 if (right) right = ep_outlet_slot(r, rings, ring, began, &first);
-                const ep_u32 rows = right ? ep_outlet_room(r, rings, ring, ep_bits(votes)) : 0;
-                if (lane == 0) *says = EpSending{ring.ring, rows};
+                const ep_u32 room = right ? ep_outlet_room(r, rings, ring, ep_bits(votes)) : 0;
+                if (lane == 0) *says = EpSending{ring.ring, room};
             }
             ep_team_meet(team.number, team.warps);
             const EpSending sending = *says;
             if (sending.rows == 0) return;
-            ep_stage_rows(r, a, rings, role, team, sending, base, votes);
+            ring.ring = sending.ring; /* One copy in registers, not two. */
+            rows.base = base;
+            rows.votes = votes;
+            rows.first = (ep_u32)(sending.ring.tail - sending.ring.origin);
+            ep_stage_rows(r, a, rings, team, rows, sending.rows, node);
 #pragma unroll 1
             for (ep_u32 i = 0; i < sending.rows; ++i) votes &= votes - 1;
             ep_team_meet(team.number, team.warps);
