@@ -37,6 +37,7 @@ struct EpToNode {
     EpOutlet ring;
     EpRings rings;
     ep_u32 number; /* of the sums */
+    ep_u32 first_run;
 };
 
 /* Tokens without a row here have no sum here. */
@@ -49,7 +50,7 @@ EP_DEV ep_u32 ep_room(const EpRank& r, const EpCombineRingArgs&, EpToNode& to, c
     if (ep_producer_is_full(to.ring.ring, to.rings)) ep_routes_return(r, desk.routes);
     EpAt first;
     if (!ep_outlet_slot(r, to.rings, to.ring, began, &first)) return 0;
-    return ep_outlet_room(r, to.rings, to.ring, most);
+    return ep_outlet_room(r, to.rings, to.ring, ep_within_run(to.first_run, to.number, most));
 }
 /* Where the sum behind `before` others goes, and its header. */
 EP_DEV EpAt ep_sum_slot(const EpRank& r, const EpToNode& to, ep_u32 before) { return ep_outlet_staging(r, to.rings, to.ring.ring, to.ring.peer, to.ring.track, before); }
@@ -67,6 +68,7 @@ EP_DEV void ep_end_sums(const EpRank& r, EpToNode& to, ep_u32 sums) {
     to.number += sums;
 #pragma unroll 1
     for (; sums > 0; --sums) ep_outlet_push(r, to.rings, to.ring);
+    if (to.number == to.first_run) ep_outlet_publish(r, to.rings, to.ring);
 }
 
 /* Before a gatherer sums: its rings are open, and it has told how many sums come. */
@@ -79,6 +81,7 @@ EP_DEV bool ep_begin_gather(const EpRank& r, const EpCombineRingArgs& a, const E
         const ep_u32 token = base + ep_warp_lane();
         rows += ep_bits(ep_warp_votes(token < lead.end && ep_is_gathered(t, t.positions + (ep_u64)token * t.step)));
     }
+    to.first_run = ep_first_run(rows, to.rings.chunk);
     EpAt at;
     if (!ep_open_rings(r, a, sources, t, desk.routes, channel, began)) return false;
     if (!ep_outlet_open(r, to.ring, t.source, ep_far_track(r.w, channel), began) || !ep_outlet_slot(r, to.rings, to.ring, began, &at)) return false;

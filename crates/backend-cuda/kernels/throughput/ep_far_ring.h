@@ -41,6 +41,18 @@ EP_DEV ep_i32* ep_fanout_of(const EpRank& r, ep_u64 fanout, ep_u64 tokens_of, ep
     return (ep_i32*)fanout + tokens * r.w.ranks_per_node;
 }
 
+/* How many of a ring's rows its first put has; 0: as all others, of a chunk. What does not fill chunks is halved between the first put and the last, so the other
+   end begins early, and has little left behind the last. */
+EP_DEV ep_u32 ep_first_run(ep_u32 rows, ep_u32 chunk) {
+    ep_u32 rest = rows % chunk;
+    if (rest < chunk / 2 && rows >= chunk) rest += chunk;
+    return rest < chunk / 2 ? 0 : rest / 2;
+}
+/* Of `wanted` rows behind `sent` ones those that the same put has, where that is the first. */
+EP_DEV ep_u32 ep_within_run(ep_u32 first_run, ep_u32 sent, ep_u32 wanted) {
+    return sent < first_run && first_run - sent < wanted ? first_run - sent : wanted;
+}
+
 /* What has been staged of a ring: slots, ever. Of the runs that were put two are kept, free <= oldest <= newest: those between are known to have been read when the
    newest is. */
 struct EpStaged {

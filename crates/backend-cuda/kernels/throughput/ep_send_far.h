@@ -25,9 +25,9 @@ EP_DEV bool ep_goes_to_node(const EpRank& r, const ep_i32* positions, ep_u32 fir
     return false;
 }
 
-/* Opens the ring: how many rows come, and which of each rank's. */
+/* Opens the ring: how many rows come, and which of each rank's. `first_run`: that of its rows. */
 EP_DEV bool ep_open_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& rings, EpOutlet& ring, ep_u32 node, ep_u32 begin,
-                        ep_u32 end, ep_u64 began) {
+                        ep_u32 end, ep_u64 began, ep_u32* first_run) {
     const ep_u32 lane = ep_warp_lane();
     const ep_i32* positions = (const ep_i32*)a.position;
     ep_u32 tokens = 0;
@@ -35,6 +35,7 @@ EP_DEV bool ep_open_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRi
         const bool goes = base + lane < end && ep_goes_to_node(r, positions + (ep_u64)(base + lane) * r.w.ranks, node);
         tokens += ep_bits(ep_warp_votes(goes));
     }
+    *first_run = ep_first_run(tokens, rings.chunk);
     EpAt at;
     if (!ep_outlet_slot(r, rings, ring, began, &at)) return false;
     if (lane == 0) {
@@ -124,7 +125,8 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
     rows.depth = ep_staging_slots(r.w, rings, role.track);
     EpOutlet ring;
     bool right = true;
-    if (leads) right = ep_outlet_open(r, ring, peer, role.track, began) && ep_open_far(r, a, rings, ring, node, begin, end, began);
+    ep_u32 first_run = 0, sent = 0;
+    if (leads) right = ep_outlet_open(r, ring, peer, role.track, began) && ep_open_far(r, a, rings, ring, node, begin, end, began, &first_run);
     for (ep_u32 base = begin; base < end; base += 32) {
         const ep_i32* positions = (const ep_i32*)a.position + (ep_u64)(base + lane) * r.w.ranks;
         const bool goes = base + lane < end && ep_goes_to_node(r, positions, node);
@@ -132,7 +134,7 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             if (leads) {
                 EpAt first;
                 if (right) right = ep_outlet_slot(r, rings, ring, began, &first);
-                const ep_u32 room = right ? ep_outlet_room(r, rings, ring, ep_bits(votes)) : 0;
+                const ep_u32 room = right ? ep_outlet_room(r, rings, ring, ep_within_run(first_run, sent, ep_bits(votes))) : 0;
                 if (lane == 0) *says = EpSending{ring.ring, room};
             }
             ep_team_meet(team.number, team.warps);
@@ -148,6 +150,8 @@ EP_DEV void ep_send_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRo
             ep_team_meet(team.number, team.warps);
 #pragma unroll 1
             for (ep_u32 i = 0; leads && i < sending.rows; ++i) ep_outlet_push(r, rings, ring);
+            sent += sending.rows;
+            if (leads && sent == first_run) ep_outlet_publish(r, rings, ring);
         }
     }
     if (leads && right) ep_outlet_close(r, rings, ring);

@@ -4,7 +4,7 @@ use super::desk::Desk;
 use crate::args::{CARRY_STAGES, RING_WARPS, TEAMS_WARPS};
 
 /// Warps of a team at most.
-const MOST: u32 = 4;
+const MOST: u32 = 6;
 /// Warps of a block at least, where there are more roles than blocks: with fewer it is no faster.
 const LEAST_WARPS: u32 = 4;
 
@@ -102,7 +102,7 @@ mod tests {
             (roles, warps)
         };
         assert_eq!([64, 128, 192].map(|roles| teams(roles, 2)), [(3, 4), (6, 2), (8, 1)]);
-        assert_eq!([2, 24, 25].map(|roles| teams(roles, 2)), [(1, 4), (1, 4), (2, 4)]);
+        assert_eq!([2, 24, 25].map(|roles| teams(roles, 2)), [(1, 6), (1, 6), (2, 6)]);
         assert_eq!([2, 96, 97, 192].map(|roles| teams(roles, 1)), [(4, 1), (4, 1), (5, 1), (8, 1)]);
         for roles in 1..400 {
             let (roles, warps) = teams(roles, 2);
