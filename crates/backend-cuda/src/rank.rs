@@ -125,6 +125,8 @@ pub(crate) struct RankDevice {
     first_op: AtomicU64,
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
+    /// Whether a put more costs little: a driver takes as long to be asked for a copy as one of many rows takes.
+    short_runs: bool,
     /// Lanes to other nodes, where there are such. Given up before the windows: the network moves their bytes.
     pub(crate) far: Option<Far>,
     /// Of kernels built for tests.
@@ -196,10 +198,12 @@ impl RankDevice {
         });
         let far = far.transpose()?;
         let copied = far.as_ref().is_some_and(|far| far.lanes().is_copied());
+        let short_runs = !copied || moving.movers > 0;
         let low = LowDevice::new(&stream, layout, if copied { low_beside_copies } else { low_blocks })?;
         let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {
             low,
+            short_runs,
             kernels: Kernels::of(
                 device,
                 test.is_some(),
@@ -416,7 +420,7 @@ impl RankDevice {
         let Teams { roles, warps } = teams;
         let (blocks, threads) = (args.role_count.div_ceil(roles), 32 * roles * warps);
         let shape = Launch { blocks, threads, shared_memory, mode: Mode::Cooperative };
-        let args = &args::DispatchRing { team: warps, room, ..*args };
+        let args = &args::DispatchRing { team: warps, room, short_runs: self.short_runs.into(), ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
         unsafe { self.launch(self.kernels.dispatch_ring, shape, call, args) }
     }

@@ -81,7 +81,7 @@ EP_DEV bool ep_begin_gather(const EpRank& r, const EpCombineRingArgs& a, const E
         const ep_u32 token = base + ep_warp_lane();
         rows += ep_bits(ep_warp_votes(token < lead.end && ep_is_gathered(t, t.positions + (ep_u64)token * t.step)));
     }
-    to.first_run = ep_first_run(rows, to.rings.chunk);
+    to.first_run = a.short_runs ? ep_first_run(rows, to.rings.chunk) : 0;
     EpAt at;
     if (!ep_open_rings(r, a, sources, t, desk.routes, channel, began)) return false;
     if (!ep_outlet_open(r, to.ring, t.source, ep_far_track(r.w, channel), began) || !ep_outlet_slot(r, to.rings, to.ring, began, &at)) return false;

@@ -227,6 +227,8 @@ EP_DEV EpTokenRows ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, con
         rows.own += ep_bits(ep_warp_votes(due && !ep_is_beyond(r, rank)));
         rows.below += ep_bits(ep_warp_votes(due && rank < first));
     }
+    /* One row is its own sum, but for the sign of a zero, which shows where a sum begins with a bias alone. */
+    if (rows.own == 1 && a.combine.bias[0] == 0) rows.own = rows.below = 0;
     ep_warp_meet();
     return rows;
 }
@@ -289,11 +291,12 @@ EP_DEV void ep_put_weight(const EpRank& r, const EpCombineRingArgs& a, const EpT
 template <int columns>
 EP_DEV void ep_start_sum(const EpCombineRingArgs& a, const EpToUser&, ep_u32 token, ep_u32 at, ep_u32 bytes, EpSums<columns>& sums) {
     const EpCombineArgs& c = a.combine;
+    if (c.bias[0] == 0) return;
 #pragma unroll
     for (int i = 0; i < columns; ++i) {
         const ep_u32 to = at + i * 512;
         if (to >= bytes) continue;
-        if (c.bias[0]) ep_sum_start(sums.of[i], ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + to));
+        ep_sum_start(sums.of[i], ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + to));
         if (c.bias[1]) ep_sum_add(sums.of[i], ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + to));
     }
 }

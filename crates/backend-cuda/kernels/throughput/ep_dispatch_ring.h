@@ -42,6 +42,7 @@ EP_DEV ep_u8* ep_out_scales(const EpRank& r, const EpDispatchRingArgs& a, ep_u32
 EP_DEV void ep_count_share(const EpRank& r, const ep_i32* positions, ep_u32 peer, ep_u32 begin, ep_u32 end, ep_u32* first,
                            ep_u32* rows) {
     *first = *rows = 0;
+#pragma unroll 4
     for (ep_u32 base = begin; base < end; base += 32) {
         const ep_u32 token = base + ep_warp_lane();
         const ep_i32 position = token < end ? positions[(ep_u64)token * r.w.ranks + peer] : -1;

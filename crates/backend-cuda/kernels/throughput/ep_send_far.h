@@ -31,11 +31,12 @@ EP_DEV bool ep_open_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRi
     const ep_u32 lane = ep_warp_lane();
     const ep_i32* positions = (const ep_i32*)a.position;
     ep_u32 tokens = 0;
+#pragma unroll 4
     for (ep_u32 base = begin; base < end; base += 32) {
         const bool goes = base + lane < end && ep_goes_to_node(r, positions + (ep_u64)(base + lane) * r.w.ranks, node);
         tokens += ep_bits(ep_warp_votes(goes));
     }
-    *first_run = ep_first_run(tokens, rings.chunk);
+    *first_run = a.short_runs ? ep_first_run(tokens, rings.chunk) : 0;
     EpAt at;
     if (!ep_outlet_slot(r, rings, ring, began, &at)) return false;
     if (lane == 0) {

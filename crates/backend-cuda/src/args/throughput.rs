@@ -149,8 +149,12 @@ c_struct! {
         pub(crate) base: u64,
         /// Between nodes: warps of a team, which plays a role.
         pub(crate) team: u32,
-        /// Between nodes: bytes of a warp's shared memory for a row on its way, a multiple of 512.
+        /// Between nodes: bytes of a warp's shared memory for rows on their way, a multiple of 512 for each stage.
         pub(crate) room: u32,
+        /// Between nodes, not 0: the first put of a ring is short, and so is the last.
+        pub(crate) short_runs: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 
@@ -427,8 +431,8 @@ c_struct! {
         pub(crate) fanout: u64,
         /// Between nodes: warps that play a role together, 1 or more.
         pub(crate) team: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// As of EpDispatchRingArgs.
+        pub(crate) short_runs: u32,
     }
 }
 

@@ -213,7 +213,8 @@ impl RankDevice {
             shared_memory: sources + teams.roles * desk,
             mode: Mode::Cooperative,
         };
-        let args = &args::CombineRing { roles, role_count, depth, team: teams.warps, ..*args };
+        let short_runs = self.short_runs.into();
+        let args = &args::CombineRing { roles, role_count, depth, team: teams.warps, short_runs, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
         unsafe { self.launch(self.kernels.combine_ring, shape, call, args) }
     }

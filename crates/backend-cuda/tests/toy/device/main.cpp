@@ -233,6 +233,7 @@ EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Par
     a.tokens_of = address(p.tokens_of);
     a.fanout = address(p.fanout);
     a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 1) % 4 : 1;
+    a.short_runs = rank.view.me / 2 % 2;
     a.room = 512 * EP_CARRY_STAGES * (1 + rank.view.me % 3);
     return a;
 }
@@ -262,6 +263,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.fanout = address(p.fanout);
     a.depth = rank.view.me % 2 ? 2 : 8;
     a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 2) % 4 : 1;
+    a.short_runs = rank.view.me % 2;
     return a;
 }
 
