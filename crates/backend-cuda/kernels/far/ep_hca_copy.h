@@ -162,14 +162,29 @@ EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
     return true;
 }
 
-/* Copies some pieces that it lets nobody else take, and does not fence. By a warp. */
-EP_DEV void ep_hca_carry_alone(const EpHcaArgs& a, const EpHcaHands& hands, ep_u32 job, ep_u32 pieces) {
-    ep_u8* hold = hands.room + hands.half * a.piece;
-    for (ep_u32 number = 0; number < pieces; ++number) {
-        const EpHcaPiece piece = ep_hca_piece(a, job, number);
-        ep_hca_fetch(hold, piece);
-        ep_fetch_wait<0>();
-        ep_hca_store(hold, piece);
+/* Fetches the first piece of a job that nobody else is let copy. By a warp. */
+EP_DEV EpHcaPiece ep_hca_begin_alone(const EpHcaArgs& a, const EpHcaHands& hands, ep_u32 job) {
+    const EpHcaPiece piece = ep_hca_piece(a, job, 0);
+    ep_hca_fetch(hands.room + hands.half * a.piece, piece);
+    return piece;
+}
+
+/* Copies that and all behind it, and does not fence. By a warp. The next is fetched meanwhile, where the warp has room for it. */
+EP_DEV void ep_hca_carry_alone(const EpHcaArgs& a, const EpHcaHands& hands, EpHcaPiece piece, ep_u32 pieces) {
+    const ep_u32 turns = hands.held.bytes == 0 ? 1 : 0;
+    ep_u32 half = hands.half;
+    for (ep_u32 number = 1; number <= pieces; ++number) {
+        EpHcaPiece next = {};
+        if (turns != 0 && number < pieces) next = ep_hca_piece(a, piece.job, number);
+        ep_hca_fetch(hands.room + (half ^ turns) * a.piece, next);
+        ep_fetch_wait<1>();
+        ep_hca_store(hands.room + half * a.piece, piece);
+        if (turns == 0 && number < pieces) {
+            next = ep_hca_piece(a, piece.job, number);
+            ep_hca_fetch(hands.room + half * a.piece, next);
+        }
+        half ^= turns;
+        piece = next;
     }
 }
 #endif

@@ -8,8 +8,8 @@
  *   bell      a register that holds another value. Then all records are read, as bells that share a register overwrite each other
  *   begin     of a queue pair: a batch of up to 32 elements, each read by a lane. What writes name is handed to all warps, and copied in no order. An element
  *             that waits for earlier ones (a fetch-add, an inline write) is the last of its batch. Several batches may be under way, also of one queue pair
- *   due       when the link has sent them, one batch after another for all queue pairs of the adapter, and a latency more. What a packet holds is sent between
- *             the packets of others, and waits for none of them
+ *   due       when the link has sent them, one batch after another for all queue pairs of the adapter, and a latency more. A signal alone goes between the
+ *             packets of others, as with adapters that send for their queue pairs in turn
  *   finish    of the oldest batch, when it is due and all its pieces are copied. What waits is carried out, behind a fence of all lanes; then completions are
  *             written, the last word of each last
  *   errors    what was before is finished, then its completion says why; everything behind it is flushed
@@ -22,8 +22,8 @@
 
 /* A batch ends with what reaches so many bytes, or with what waits behind that: others are to have their turn. */
 #define EP_HCA_BYTES (1ull << 19)
-/* Bytes of a packet. */
-#define EP_HCA_PACKET 4096ull
+/* So few bytes go between the packets of others. */
+#define EP_HCA_SHORT 512ull
 /* Pieces that the warp copies itself that begins the batch: others would hear of them too late to be of use. */
 #define EP_HCA_ALONE 2u
 /* Batches of a warp under way at most. */
@@ -81,7 +81,7 @@ EP_DEV ep_u64 ep_hca_due(const EpHcaArgs& a, ep_u64 bytes, ep_u64 heard) {
     const ep_u64 takes = bytes * a.pace / 1000;
     for (ep_u64 was = ep_ld_acquire(link);;) {
         const ep_u64 free = (was > heard ? was : heard) + takes, seen = ep_atomic_replace(link, was, free);
-        if (seen == was) return (bytes <= EP_HCA_PACKET ? heard + takes : free) + a.latency;
+        if (seen == was) return (bytes <= EP_HCA_SHORT ? heard + takes : free) + a.latency;
         was = seen;
     }
 }
@@ -184,8 +184,10 @@ EP_DEV bool ep_hca_begin(const EpHcaArgs& a, EpHcaServer& s, ep_u32 queue, ep_u3
     const ep_u32 tell = ep_warp_votes(lane < begun && (e.flags & EP_HCA_COMPLETE) != 0);
     const ep_u32 opcode = ep_warp_shuffle(e.opcode, begun == 0 ? 0 : begun - 1);
     const bool is_shared = cut.pieces > EP_HCA_ALONE;
+    EpHcaPiece alone = {};
     if (is_shared) ep_hca_open(a, s.job + slot, cut.pieces);
     ep_warp_meet();
+    if (!is_shared && cut.pieces > 0) alone = ep_hca_begin_alone(a, s.hands, s.job + slot);
     ep_u64 due = 0;
     if (lane == 0) {
         if (begun > 0) due = ep_hca_due(a, cut.bytes, heard);
@@ -196,7 +198,7 @@ EP_DEV bool ep_hca_begin(const EpHcaArgs& a, EpHcaServer& s, ep_u32 queue, ep_u3
     due = ep_warp_shuffle(due, 0);
     if (lane == slot) s.mine = EpHcaBatch{first, due, queue, begun, is_shared ? cut.pieces : 0, tell, 1, has_last ? opcode + 1 : 0};
     ep_warp_meet();
-    if (!is_shared) ep_hca_carry_alone(a, s.hands, s.job + slot, cut.pieces);
+    if (!is_shared) ep_hca_carry_alone(a, s.hands, alone, cut.pieces);
     return true;
 }
 

@@ -83,7 +83,10 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
             "not what was written before the signal",
         ),
         // It is stored before it has been fetched.
-        (("ep_fetch_wait<1>()", "ep_fetch_wait<2>()"), "not what was written before the signal"),
+        (
+            ("    if (has_held) {\n        ep_fetch_wait<1>()", "    if (has_held) {\n        ep_fetch_wait<2>()"),
+            "not what was written before the signal",
+        ),
         // Batches of a queue pair finish in any order.
         (("->retired != mine.first) return false;", "->retired > mine.first) return false;"), "traffic: "),
         // A stretch's pieces begin with those before it.
