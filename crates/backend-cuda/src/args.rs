@@ -12,7 +12,7 @@ mod throughput;
 pub(crate) use checks::{Ceiling, Consumer, Event, Meet, Posts, Probe, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
 pub use checks::{Plant, RingStep};
-pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
+pub(crate) use hca::{HCA_BATCH, HCA_JOBS, Hca, HcaJob, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch};
 pub(crate) use moves::{MOST_MOVES, MOVE_THREADS, MOVE_UNIT, Moves};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
@@ -120,7 +120,9 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 37] = [
+const NUMBERS: [(&str, u32); 39] = [
+    ("HCA_BATCH", HCA_BATCH),
+    ("HCA_JOBS", HCA_JOBS),
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("MOVE_THREADS", MOVE_THREADS),
     ("COMBINE_WARPS", COMBINE_WARPS),
@@ -208,6 +210,7 @@ pub(crate) fn header() -> String {
         Consumer::declaration(),
         HcaQueue::declaration(),
         HcaRegion::declaration(),
+        HcaJob::declaration(),
         HcaState::declaration(),
         Hca::declaration(),
         Moves::declaration(),

@@ -149,6 +149,11 @@ impl Kernels {
 
 /// A kernel that no rank launches, loaded into a GPU when it is asked for the first time: modules are never unloaded.
 pub(crate) fn alone(device: &Arc<Device>, source: Source) -> Result<Kernel, CudaError> {
+    alone_with(device, source, 0)
+}
+
+/// The same with blocks that have so much shared memory of the launch at most.
+pub(crate) fn alone_with(device: &Arc<Device>, source: Source, shared_memory: u32) -> Result<Kernel, CudaError> {
     static LOADED: Mutex<BTreeMap<(usize, &str), Kernel>> = Mutex::new(BTreeMap::new());
     let mut kernels = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (device.ordinal(), source.kernel());
@@ -156,7 +161,7 @@ pub(crate) fn alone(device: &Arc<Device>, source: Source) -> Result<Kernel, Cuda
         return Ok(*kernel);
     }
     let target = Target::new(source, &device.arch());
-    let kernel = loaded(device, &target, &build::code(&Cache::of_user(), &target)?, 0)?;
+    let kernel = loaded(device, &target, &build::code(&Cache::of_user(), &target)?, shared_memory)?;
     kernels.insert(key, kernel);
     Ok(kernel)
 }

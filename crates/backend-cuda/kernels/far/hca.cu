@@ -2,21 +2,34 @@
  * ep_hca_kernel: an mlx5 adapter, played by a multiprocessor or two of a GPU: for tests of kernels that post to such adapters, on hosts that have
  * none. It reads queues where an adapter would, copies by stores to the peer's GPU, and writes completions. What a command has made is in its tables.
  *
- *   warps     the first of each block listens: each lane to a doorbell register, the first lane to the host as well. Of the others each serves queue
- *             pairs of its own; a lane looks whether one of them has something to do
+ *   warps     the first of each block listens: each lane to a doorbell register, now and then one to the host as well. Each of the others serves queue
+ *             pairs of its own, and beside that copies pieces of what all have begun (ep_hca_copy.h)
+ *   memory    shared: room for two pieces for each warp but the first
  *   bell      a register that holds another value. Then all records are read, as bells that share a register overwrite each other
- *   begin     of a queue pair: up to 32 elements are read, and what writes name is copied at once, in no order. Behind an element that waits for
- *             earlier ones (a fetch-add, an inline write) none is begun
- *   due       when the link has sent them, one batch after another for all queue pairs of the adapter, and a latency more
- *   finish    what waits is carried out, behind a fence of all lanes; then completions are written, the last word of each last
+ *   begin     of a queue pair: a batch of up to 32 elements, each read by a lane. What writes name is handed to all warps, and copied in no order. An element
+ *             that waits for earlier ones (a fetch-add, an inline write) is the last of its batch. Several batches may be under way, also of one queue pair
+ *   due       when the link has sent them, one batch after another for all queue pairs of the adapter, and a latency more. A signal alone goes between the
+ *             packets of others, as with adapters that send for their queue pairs in turn
+ *   finish    of the oldest batch, when it is due and all its pieces are copied. What waits is carried out, behind a fence of all lanes; then completions are
+ *             written, the last word of each last
  *   errors    what was before is finished, then its completion says why; everything behind it is flushed
- *   end       when nothing has happened for some time, or the host says so. What is under way is in the tables, and goes on with the next launch
+ *   end       when nothing has happened for some time, or the host says so. The next launch begins anew what was not finished: nobody was told of it
  */
 #include "ep_device.h"
 #include "ep_args.h"
 #include "ep_hca_element.h"
+#include "ep_hca_copy.h"
 
-#define EP_HCA_BATCH 32u
+/* A batch ends with what reaches so many bytes, or with what waits behind that: others are to have their turn. */
+#define EP_HCA_BYTES (1ull << 19)
+/* So few bytes go between the packets of others. */
+#define EP_HCA_SHORT 512ull
+/* Pieces that the warp copies itself that begins the batch: others would hear of them too late to be of use. */
+#define EP_HCA_ALONE 2u
+/* Batches of a warp under way at most. */
+#define EP_HCA_SLOTS 4u
+/* Looks at registers for one at the host's word. */
+#define EP_HCA_LOOKS 8u
 #define EP_HCA_NEVER 0xffffffffffffffffull
 
 struct EpHcaBlock {
@@ -25,44 +38,27 @@ struct EpHcaBlock {
     volatile ep_u32 busy[32];  /* of each warp */
 };
 
+/* A batch under way: of the first lanes of the warp that serves its queue pair, one each. */
+struct EpHcaBatch {
+    ep_u64 first, due;
+    ep_u32 queue, begun;
+    ep_u32 pieces;            /* that others copy */
+    ep_u32 tell;              /* elements whose completion is asked for: a bit each */
+    ep_u32 is_there, waits;   /* waits: the opcode of the last element, + 1, where it waits for all earlier ones */
+};
+
+/* What a warp that serves knows. */
+struct EpHcaServer {
+    EpHcaHands hands;
+    EpHcaBatch mine;
+    ep_u32 first, step;  /* the queue pairs that it serves */
+    ep_u32 job, slots;   /* the jobs that it has: the first, and how many */
+    ep_u32 turn;         /* the lane whose queue pair comes first */
+    bool has, acts;      /* elements that are not carried out; such that wait for more than a peer that does not answer */
+};
+
 EP_DEV EpHcaQueue* ep_hca_queue(const EpHcaArgs& a, ep_u32 at) { return (EpHcaQueue*)a.queues + at; }
 EP_DEV const EpHcaRegion* ep_hca_regions(const EpHcaArgs& a) { return (const EpHcaRegion*)a.regions; }
-EP_DEV EpHcaState* ep_hca_state(const EpHcaArgs& a) { return (EpHcaState*)a.state; }
-
-/* ---- copies ---- */
-
-/* By a warp. Words of 8 bytes that are aligned at the target are stored at once. */
-EP_DEV void ep_hca_copy(ep_u64 to, ep_u64 from, ep_u64 bytes) {
-    const ep_u32 lane = ep_warp_lane();
-    ep_u64 done = 0;
-    if ((to | from) % 16 == 0) {
-        const ep_u64 units = bytes / 16;
-        ep_u64 at = lane;
-        for (; at + 7 * 32 < units; at += 8 * 32) {
-            EpUnit unit[8];
-#pragma unroll
-            for (ep_u32 i = 0; i < 8; ++i) unit[i] = ep_ld16_put((const void*)(from + 16 * (at + 32 * i)));
-#pragma unroll
-            for (ep_u32 i = 0; i < 8; ++i) ep_st16((void*)(to + 16 * (at + 32 * i)), unit[i]);
-        }
-        for (; at < units; at += 32) ep_st16((void*)(to + 16 * at), ep_ld16_put((const void*)(from + 16 * at)));
-        done = 16 * units;
-    }
-    if (to % 8 == 0 && from % 4 == 0) {
-        for (ep_u64 at = done + 8 * lane; at + 8 <= bytes; at += 8 * 32) {
-            const volatile ep_u32* words = (const volatile ep_u32*)(from + at);
-            const ep_u64 low = words[0], high = words[1];
-            *(volatile ep_u64*)(to + at) = high << 32 | low;
-        }
-        done += (bytes - done) / 8 * 8;
-    }
-    for (ep_u64 at = done + lane; at < bytes; at += 32) *(volatile ep_u8*)(to + at) = *(const volatile ep_u8*)(from + at);
-}
-
-EP_DEV void ep_hca_copy_parts(const EpHcaElement& e) {
-    ep_hca_copy(e.to, e.first.at, e.first.bytes);
-    if (e.second.bytes > 0) ep_hca_copy(e.to + e.first.bytes, e.second.at, e.second.bytes);
-}
 
 /* ---- completions ---- */
 
@@ -77,15 +73,15 @@ EP_DEV void ep_hca_complete(const EpHcaQueue& q, ep_u64 number, ep_u64 index, ep
     ep_st_release4(words + 3, ep_hca_big((ep_i32)((ep_u32)(index & 0xffff) << 16 | how << 4 | owner)));
 }
 
-/* ---- a queue pair, by the warp that serves it ---- */
+/* ---- beginning a batch, by the warp that serves its queue pair ---- */
 
-/* When the link has sent so many bytes, and they have arrived. By one lane. */
-EP_DEV ep_u64 ep_hca_due(const EpHcaArgs& a, ep_u64 bytes) {
+/* When the link has sent so many bytes that it was told of at `heard`, and they have arrived. By one lane. */
+EP_DEV ep_u64 ep_hca_due(const EpHcaArgs& a, ep_u64 bytes, ep_u64 heard) {
     ep_u64* link = &ep_hca_state(a)->link;
-    const ep_u64 takes = bytes * a.pace / 1000, now = ep_now();
+    const ep_u64 takes = bytes * a.pace / 1000;
     for (ep_u64 was = ep_ld_acquire(link);;) {
-        const ep_u64 free = (was > now ? was : now) + takes, seen = ep_atomic_replace(link, was, free);
-        if (seen == was) return free + a.latency;
+        const ep_u64 free = (was > heard ? was : heard) + takes, seen = ep_atomic_replace(link, was, free);
+        if (seen == was) return (bytes <= EP_HCA_SHORT ? heard + takes : free) + a.latency;
         was = seen;
     }
 }
@@ -101,70 +97,155 @@ EP_DEV bool ep_hca_is_given_up(EpHcaQueue* q) {
     return q->patience != EP_HCA_NEVER && now - since >= q->patience;
 }
 
-EP_DEV void ep_hca_begin(const EpHcaArgs& a, EpHcaQueue* q) {
-    const ep_u64 first = q->retired;
-    const ep_u32 most = q->produced - first < EP_HCA_BATCH ? (ep_u32)(q->produced - first) : EP_HCA_BATCH;
-    ep_u32 begun = 0, fault = 0;
-    ep_u64 bytes = 0;
-    for (bool waits = false; begun < most && fault == 0 && !waits;) {
-        EpHcaElement e = ep_hca_read(*q, ep_hca_regions(a), first + begun);
-        if (first + begun == q->planted) e.fault = q->planted_syndrome;
-        const bool is_silent = e.opcode != EP_HCA_NOP && q->answers == 0 && e.fault != EP_HCA_LOCAL_OPERATION;
-        if (is_silent && begun > 0) break;
-        if (is_silent && !ep_hca_is_given_up(q)) return;
-        fault = is_silent ? EP_HCA_RETRIES : e.fault;
-        if (fault != 0) break;
-        waits = ep_hca_waits(e);
-        if (!waits) ep_hca_copy_parts(e);
-        bytes += e.first.bytes + e.second.bytes;
-        begun += 1;
+/* The sum of what the lanes up to this one have. */
+EP_DEV ep_u64 ep_hca_sum(ep_u64 mine) {
+    const ep_u32 lane = ep_warp_lane();
+#pragma unroll
+    for (ep_u32 back = 1; back < 32; back *= 2) {
+        const ep_u64 before = ep_warp_shuffle(mine, (lane - back) & 31);
+        if (lane >= back) mine += before;
     }
+    return mine;
+}
+
+EP_DEV ep_u32 ep_hca_first_of(ep_u32 votes, ep_u32 most) { return votes == 0 || ep_lowest_bit(votes) > most ? most : ep_lowest_bit(votes); }
+
+/* What a batch of writes is. */
+struct EpHcaCut {
+    ep_u64 bytes;
+    ep_u32 pieces, begun;
+};
+
+/* A stretch; `until`: pieces of it and of all before. */
+EP_DEV void ep_hca_lay(EpHcaJob* job, ep_u32 at, ep_u64 to, const EpHcaPart& part, ep_u32 until) {
+    job->to[at] = to;
+    job->from[at] = part.at;
+    job->sizes[at] = (ep_u64)until << 32 | part.bytes;
+}
+
+/* Of the first `most` elements, one a lane, those that a batch takes, as stretches of a job and their pieces. By a warp. */
+EP_DEV EpHcaCut ep_hca_cut(const EpHcaArgs& a, EpHcaJob* job, const EpHcaElement& e, ep_u32 most) {
+    const ep_u32 lane = ep_warp_lane();
+    const bool waits = ep_hca_waits(e), is_in = lane < most;
+    const ep_u64 bytes = is_in ? e.first.bytes + e.second.bytes : 0, bytes_to = ep_hca_sum(bytes);
+    const ep_u32 first = waits || !is_in ? 0 : (ep_u32)((e.first.bytes + a.piece - 1) / a.piece);
+    const ep_u32 second = waits || !is_in ? 0 : (ep_u32)((e.second.bytes + a.piece - 1) / a.piece);
+    /* Stretches and pieces are summed together. */
+    const ep_u32 stretches = (first != 0) + (second != 0);
+    const ep_u64 both_to = ep_hca_sum((ep_u64)stretches << 32 | (first + second));
+    const ep_u32 stretches_to = (ep_u32)(both_to >> 32), pieces_to = (ep_u32)both_to;
+    const bool fits = stretches_to <= EP_HCA_BATCH && (waits || bytes_to - bytes < EP_HCA_BYTES);
+    const ep_u32 begun = ep_hca_first_of(ep_warp_votes(is_in && !fits), most), last = begun == 0 ? 0 : begun - 1;
+    const ep_u32 used = begun == 0 ? 0 : ep_warp_shuffle(stretches_to, last), pieces = begun == 0 ? 0 : ep_warp_shuffle(pieces_to, last);
+    if (lane < begun) {
+        ep_u32 at = stretches_to - stretches;
+        const ep_u32 until = pieces_to - second;
+        if (first != 0) ep_hca_lay(job, at++, e.to, e.first, until);
+        if (second != 0) ep_hca_lay(job, at, e.to + e.first.bytes, e.second, pieces_to);
+        job->told[lane] = (ep_u64)e.opcode << 32 | (ep_u32)bytes;
+    }
+    if (lane >= used) job->sizes[lane] = (ep_u64)pieces << 32;
+    return EpHcaCut{begun == 0 ? 0 : ep_warp_shuffle(bytes_to, last), pieces, begun};
+}
+
+/* Begins a batch in a slot. Whether one was. */
+EP_DEV bool ep_hca_begin(const EpHcaArgs& a, EpHcaServer& s, ep_u32 queue, ep_u32 slot) {
+    EpHcaQueue* q = ep_hca_queue(a, queue);
+    EpHcaJob* job = ep_hca_job(a, s.job + slot);
+    const ep_u32 lane = ep_warp_lane();
+    const ep_u64 first = q->begun, heard = q->heard;
+    const ep_u32 all = q->produced - first < EP_HCA_BATCH ? (ep_u32)(q->produced - first) : EP_HCA_BATCH;
+    EpHcaElement e = {};
+    bool is_silent = false;
+    if (lane < all) {
+        e = ep_hca_read(*q, ep_hca_regions(a), first + lane);
+        if (first + lane == q->planted) e.fault = q->planted_syndrome;
+        is_silent = e.opcode != EP_HCA_NOP && q->answers == 0 && e.fault != EP_HCA_LOCAL_OPERATION;
+    }
+    const ep_u32 silent = ep_warp_votes(is_silent), failing = ep_warp_votes(is_silent || e.fault != 0);
+    const ep_u32 before = ep_hca_first_of(failing, all);
+    /* Behind one that waits there are no more. */
+    const ep_u32 waiting = ep_warp_votes(lane < before && ep_hca_waits(e)), most = waiting != 0 ? ep_lowest_bit(waiting) + 1 : before;
+    const EpHcaCut cut = ep_hca_cut(a, job, e, most);
+    const ep_u32 begun = cut.begun;
+    ep_u32 fault = 0;
+    if (begun == before && before < all) {
+        if ((silent >> before & 1) == 0) fault = ep_warp_shuffle(e.fault, before);
+        else if (begun == 0 && !ep_hca_is_given_up(q)) return false;
+        else if (begun == 0) fault = EP_HCA_RETRIES;
+    }
+    const bool has_last = begun > 0 && (waiting >> (begun - 1) & 1) != 0;
+    if (has_last && lane == begun - 1) {
+        job->last_to = e.to;
+        job->last_at = e.first.at;
+        job->last_bytes = e.first.bytes;
+        job->last_add = e.add;
+    }
+    const ep_u32 tell = ep_warp_votes(lane < begun && (e.flags & EP_HCA_COMPLETE) != 0);
+    const ep_u32 opcode = ep_warp_shuffle(e.opcode, begun == 0 ? 0 : begun - 1);
+    const bool is_shared = cut.pieces > EP_HCA_ALONE;
+    EpHcaPiece alone = {};
+    if (is_shared) ep_hca_open(a, s.job + slot, cut.pieces);
     ep_warp_meet();
-    if (ep_warp_lane() == 0) {
-        q->begun = begun;
+    if (!is_shared && cut.pieces > 0) alone = ep_hca_begin_alone(a, s.hands, s.job + slot);
+    ep_u64 due = 0;
+    if (lane == 0) {
+        if (begun > 0) due = ep_hca_due(a, cut.bytes, heard);
+        q->begun = first + begun;
         q->fault = fault;
         q->silent = 0;
-        q->due = begun == 0 ? 0 : ep_hca_due(a, bytes);
-        q->is_under_way = 1;
     }
+    due = ep_warp_shuffle(due, 0);
+    if (lane == slot) s.mine = EpHcaBatch{first, due, queue, begun, is_shared ? cut.pieces : 0, tell, 1, has_last ? opcode + 1 : 0};
     ep_warp_meet();
+    if (!is_shared) ep_hca_carry_alone(a, s.hands, alone, cut.pieces);
+    return true;
 }
+
+/* ---- finishing it ---- */
 
 /* What has waited for all earlier ones. By a warp. */
-EP_DEV void ep_hca_carry_out(const EpHcaElement& e) {
-    if (e.is_inline != 0) ep_hca_copy_parts(e);
-    if (e.opcode == EP_HCA_FETCH_ADD && ep_warp_lane() == 0)
-        *(volatile ep_u64*)e.first.at = atomicAdd_system((unsigned long long*)e.to, (unsigned long long)e.add);
+EP_DEV void ep_hca_carry_out(const EpHcaJob* job, ep_u32 opcode) {
+    const ep_u64 to = job->last_to, at = job->last_at;
+    if (opcode != EP_HCA_FETCH_ADD) ep_hca_copy_words(to, at, job->last_bytes);
+    else if (ep_warp_lane() == 0) *(volatile ep_u64*)at = ep_hca_add((ep_u64*)to, job->last_add);
     ep_fence_sys();
     ep_warp_meet();
 }
 
-EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaQueue* q) {
-    const ep_u32 lane = ep_warp_lane(), begun = q->begun;
-    const ep_u64 first = q->retired, written = q->written;
+/* All its pieces are copied, it is due, and it is the oldest of its queue pair. By a lane that has one. */
+EP_DEV bool ep_hca_is_finished(const EpHcaArgs& a, const EpHcaServer& s) {
+    const EpHcaBatch& mine = s.mine;
+    if (mine.is_there == 0 || !(ep_now() >= mine.due)) return false;
+    if (ep_hca_queue(a, mine.queue)->retired != mine.first) return false;
+    return mine.pieces == 0 || ep_ld_acquire(&ep_hca_job(a, s.job + ep_warp_lane())->done) == mine.pieces;
+}
+
+EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaServer& s, ep_u32 slot) {
+    const ep_u32 lane = ep_warp_lane();
+    const ep_u32 begun = ep_warp_shuffle(s.mine.begun, slot), tell = ep_warp_shuffle(s.mine.tell, slot), waits = ep_warp_shuffle(s.mine.waits, slot);
+    EpHcaQueue* q = ep_hca_queue(a, ep_warp_shuffle(s.mine.queue, slot));
+    const EpHcaJob* job = ep_hca_job(a, s.job + slot);
+    /* What the warp itself has copied as well. */
     ep_fence_sys();
     ep_warp_meet();
-    if (begun > 0) {
-        const EpHcaElement last = ep_hca_read(*q, ep_hca_regions(a), first + begun - 1);
-        if (ep_hca_waits(last)) ep_hca_carry_out(last);
-    }
-    EpHcaElement mine = {};
-    if (lane < begun) mine = ep_hca_read(*q, ep_hca_regions(a), first + lane);
-    const ep_u32 tell = ep_warp_votes(lane < begun && (mine.flags & EP_HCA_COMPLETE) != 0);
+    const ep_u64 first = q->retired, written = q->written;
+    if (waits != 0) ep_hca_carry_out(job, waits - 1);
     if ((tell >> lane & 1) != 0) {
-        const ep_u64 number = written + ep_bits(tell & ((1u << lane) - 1));
-        ep_hca_complete(*q, number, first + lane, mine.opcode, (ep_u32)(mine.first.bytes + mine.second.bytes), 0);
+        const ep_u64 number = written + ep_bits(tell & ((1u << lane) - 1)), told = job->told[lane];
+        ep_hca_complete(*q, number, first + lane, (ep_u32)(told >> 32), (ep_u32)told, 0);
     }
     ep_warp_meet();
+    if (lane == slot) s.mine.is_there = 0;
     if (lane == 0) {
         q->retired = first + begun;
         q->written = written + ep_bits(tell);
-        q->is_under_way = 0;
-        if (q->fault != 0) {
+        if (q->fault != 0 && q->retired == q->begun) {
             const EpHcaElement failed = ep_hca_read(*q, ep_hca_regions(a), q->retired);
             ep_hca_complete(*q, q->written, q->retired, failed.opcode, 0, q->fault);
             q->retired += 1;
             q->written += 1;
+            q->begun = q->retired;
             q->syndrome = q->fault;
         }
     }
@@ -173,62 +254,95 @@ EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaQueue* q) {
 
 /* Of a broken queue pair everything is flushed. */
 EP_DEV void ep_hca_flush(const EpHcaArgs& a, EpHcaQueue* q) {
-    if (ep_warp_lane() == 0)
+    if (ep_warp_lane() == 0) {
         for (; q->retired < q->produced; ++q->retired, ++q->written) {
             const EpHcaElement e = ep_hca_read(*q, ep_hca_regions(a), q->retired);
             ep_hca_complete(*q, q->written, q->retired, e.opcode, 0, EP_HCA_FLUSHED);
         }
+    }
     ep_warp_meet();
 }
 
-EP_DEV void ep_hca_serve(const EpHcaArgs& a, EpHcaQueue* q) {
-    if (q->is_under_way != 0) ep_hca_finish(a, q);
-    else if (q->syndrome != 0) ep_hca_flush(a, q);
-    else ep_hca_begin(a, q);
-}
+/* ---- queue pairs, by the warp that serves them ---- */
 
 /* The producer index, by its record: 16 bits, of which what is behind is stale. */
 EP_DEV void ep_hca_hear(EpHcaQueue* q) {
     const ep_u32 index = ep_hca_big((ep_i32)ep_ld_acquire4((const void*)(q->record + 4)));
     const ep_u32 ahead = (index - (ep_u32)q->produced) & 0xffff;
-    if (index <= 0xffff && ahead <= 1u << q->log_elements) q->produced += ahead;
+    if (index > 0xffff || ahead == 0 || ahead > 1u << q->log_elements) return;
+    q->produced += ahead;
+    q->heard = ep_now();
 }
 
-/* By a warp: looks at all its queue pairs, and serves those that have something to do. Whether one has, or soon will. */
-EP_DEV bool ep_hca_sweep(const EpHcaArgs& a, ep_u32 first, ep_u32 step, bool rung) {
-    bool busy = false;
-    for (ep_u32 base = first; base < a.queue_count; base += 32 * step) {
-        const ep_u32 mine = base + step * ep_warp_lane();
-        bool has = false, is_ready = false;
+/* Finishes batches, looks at all queue pairs, and begins batches where there are slots. */
+EP_DEV void ep_hca_sweep(const EpHcaArgs& a, EpHcaServer& s, bool rung) {
+    s.has = s.acts = false;
+    for (ep_u32 left = ep_warp_votes(ep_hca_is_finished(a, s)); left != 0; left &= left - 1) ep_hca_finish(a, s, ep_lowest_bit(left));
+    for (ep_u32 base = s.first; base < a.queue_count; base += 32 * s.step) {
+        const ep_u32 mine = base + s.step * ep_warp_lane();
+        bool has = false, acts = false, is_ready = false;
         if (mine < a.queue_count) {
             EpHcaQueue* q = ep_hca_queue(a, mine);
             if (rung) ep_hca_hear(q);
-            has = q->is_under_way != 0 || q->retired < q->produced;
-            is_ready = has && (q->is_under_way == 0 || ep_now() >= q->due);
-            has &= q->silent == 0;
+            has = q->retired < q->produced;
+            acts = has && q->silent == 0;
+            is_ready = has && (q->syndrome != 0 || (q->fault == 0 && q->begun < q->produced));
         }
-        busy |= ep_warp_any(has);
-        for (ep_u32 left = ep_warp_votes(is_ready); left != 0; left &= left - 1)
-            ep_hca_serve(a, ep_hca_queue(a, base + step * ep_lowest_bit(left)));
+        s.has |= ep_warp_any(has);
+        s.acts |= ep_warp_any(acts);
+        for (ep_u32 left = ep_warp_votes(is_ready); left != 0;) {
+            const ep_u32 above = left >> s.turn << s.turn, lane = ep_lowest_bit(above != 0 ? above : left), queue = base + s.step * lane;
+            left &= ~(1u << lane);
+            if (ep_hca_queue(a, queue)->syndrome != 0) {
+                ep_hca_flush(a, ep_hca_queue(a, queue));
+                continue;
+            }
+            const ep_u32 slots = ep_warp_votes(ep_warp_lane() < s.slots && s.mine.is_there == 0);
+            if (slots == 0) break;
+            if (ep_hca_begin(a, s, queue, ep_lowest_bit(slots))) s.turn = (lane + 1) & 31;
+        }
     }
-    return busy;
 }
 
 /* ---- warps ---- */
 
-EP_DEV void ep_hca_work(const EpHcaArgs& a, EpHcaBlock& block) {
-    const ep_u32 workers = ep_threads() / 32 - 1, first = ep_block() * workers + ep_warp() - 1;
+/* What a launch before has begun is begun anew. By a warp. */
+EP_DEV void ep_hca_begin_anew(const EpHcaArgs& a, const EpHcaServer& s) {
+    const ep_u32 lane = ep_warp_lane();
+    for (ep_u32 mine = s.first + s.step * lane; mine < a.queue_count; mine += 32 * s.step) {
+        EpHcaQueue* q = ep_hca_queue(a, mine);
+        q->begun = q->retired;
+        q->heard = ep_now();
+        q->fault = 0;
+    }
+    if (lane < s.slots) ep_hca_clear(a, s.job + lane);
+    ep_fence_sys();
+    ep_warp_meet();
+}
+
+EP_DEV void ep_hca_work(const EpHcaArgs& a, EpHcaBlock& block, ep_u8* pool) {
+    const ep_u32 workers = ep_threads() / 32 - 1, all = ep_blocks() * workers, me = ep_block() * workers + ep_warp() - 1;
+    const ep_u32 share = EP_HCA_JOBS / all, slots = share < EP_HCA_SLOTS ? share : EP_HCA_SLOTS;
+    EpHcaServer s = {};
+    s.hands.room = pool + 2 * (ep_warp() - 1) * a.piece;
+    s.first = me, s.step = all, s.job = me * slots, s.slots = slots;
+    s.hands.last = s.job;
+    ep_hca_begin_anew(a, s);
     for (ep_u32 heard = 0;;) {
         const ep_u32 ends = ep_warp_shuffle((ep_u32)block.ends, 0), rings = ep_warp_shuffle((ep_u32)block.rings, 0);
-        if (ends == 2) return;
-        /* Behind what was rung for. */
-        ep_fence_sys();
-        const bool busy = ep_hca_sweep(a, first, ep_blocks() * workers, rings != heard);
+        if (ends == 2) break;
+        const bool rung = rings != heard;
         heard = rings;
-        if (ends == 1 && !busy) return;
-        if (ep_warp_lane() == 0) block.busy[ep_warp()] = busy;
-        if (!busy) ep_nap(200);
+        /* Behind what was rung for. */
+        if (rung) ep_fence_sys();
+        if (rung || s.has) ep_hca_sweep(a, s, rung);
+        const bool carries = ep_hca_carry(a, s.hands, true), acts = carries || s.acts;
+        if (ends == 1 && !acts) break;
+        if (ep_warp_lane() == 0) block.busy[ep_warp()] = acts;
+        if (!acts) ep_nap(100);
     }
+    /* What it has taken nobody else copies, and the other block may not have heard that it is to end. */
+    ep_hca_carry(a, s.hands, false);
 }
 
 /* Listens until the launch is to end. */
@@ -238,24 +352,29 @@ EP_DEV void ep_hca_listen(const EpHcaArgs& a, EpHcaBlock& block) {
     const bool has = lane < a.register_count;
     ep_u64* seen = (ep_u64*)a.seen + ep_block() * a.register_count + lane;
     ep_u64 last = has ? *seen : 0;
-    for (;;) {
+    bool stirs = false;
+    for (ep_u32 looks = 1;; ++looks) {
         const ep_u64 value = has ? ep_ld_acquire((const void*)((const ep_u64*)a.registers)[lane]) : 0;
         const bool rung = ep_warp_any(value != last);
         last = value;
+        stirs |= rung;
+        if (rung && lane == 0) block.rings = block.rings + 1;
+        /* Registers and the host's word are far: a bell is not to wait for that each time. */
+        if (looks % EP_HCA_LOOKS != 0) continue;
         const ep_u32 halted = ep_warp_shuffle(lane == 0 ? ep_ld_acquire4((const void*)a.halt) : 0, 0);
         bool busy = lane > 0 && lane < warps && block.busy[lane] != 0;
         busy = ep_warp_any(busy);
         ep_u32 ends = 0;
         if (lane == 0) {
             const ep_u64 now = ep_now();
-            if (rung) block.rings = block.rings + 1;
-            if (rung || busy) ep_atomic_max(&state->active, now);
+            if (stirs || busy) ep_atomic_max(&state->active, now);
             /* The first block says for all when it is over: the others could still hear what it does not. */
             const ep_u64 active = ep_ld_acquire(&state->active);
             if (ep_block() == 0 && now > active && now - active > a.idle) ep_st_release4(&state->over, 1);
             ends = halted != 0 ? 2 : ep_ld_acquire4(&state->over);
             if (ends != 0) block.ends = ends;
         }
+        stirs = false;
         if (ep_warp_shuffle(ends, 0) != 0) break;
         ep_nap(50);
     }
@@ -264,6 +383,7 @@ EP_DEV void ep_hca_listen(const EpHcaArgs& a, EpHcaBlock& block) {
 
 EP_KERNEL(512) ep_hca_kernel(EP_GIVEN(EpHcaArgs) a) {
     EP_SHARED(EpHcaBlock, block);
+    EP_POOL(pool);
     if (ep_thread() == 0) {
         /* Records are read once without a bell: one may have rung before this began. */
         block.rings = 1;
@@ -273,5 +393,5 @@ EP_KERNEL(512) ep_hca_kernel(EP_GIVEN(EpHcaArgs) a) {
     if (ep_thread() < 32) block.busy[ep_thread()] = 0;
     ep_block_meet();
     if (ep_warp() == 0) ep_hca_listen(a, block);
-    else ep_hca_work(a, block);
+    else ep_hca_work(a, block, pool);
 }

@@ -19,8 +19,10 @@ c_struct! {
         pub(crate) retired: u64,
         /// Completions written, ever.
         pub(crate) written: u64,
-        /// When what is under way has arrived.
-        pub(crate) due: u64,
+        /// Elements begun: by this launch, or carried out or flushed before it.
+        pub(crate) begun: u64,
+        /// When the adapter was told of the last of them.
+        pub(crate) heard: u64,
         /// Since when the peer has not answered; 0 where it does.
         pub(crate) silent: u64,
         /// The element that is to fail; all bits for none.
@@ -49,11 +51,7 @@ c_struct! {
         pub(crate) rights: u32,
         /// Whether there is a peer that answers.
         pub(crate) answers: u32,
-        /// Elements under way, of which the last may be one that waits for all earlier ones.
-        pub(crate) begun: u32,
-        /// Not 0: those are under way, or what has failed behind them.
-        pub(crate) is_under_way: u32,
-        /// How the element behind those has failed; 0 where it has not.
+        /// How the element behind those that were begun fails; 0 where it does not.
         pub(crate) fault: u32,
         /// What broke it; 0 where nothing did.
         pub(crate) syndrome: u32,
@@ -80,6 +78,37 @@ c_struct! {
     }
 }
 
+/// Elements of a batch at most, and stretches of memory that they name.
+pub(crate) const HCA_BATCH: u32 = 32;
+/// Batches of a launch at most that are under way: the bits of `HcaState::open`.
+pub(crate) const HCA_JOBS: u32 = 64;
+
+c_struct! {
+    /// A batch of elements under way. Nothing in it outlasts a launch.
+    pub(crate) struct HcaJob = "EpHcaJob" {
+        /// The upper half: pieces that its writes were cut into. The lower half: those that were asked for.
+        pub(crate) pieces: u64,
+        /// Pieces that were copied.
+        pub(crate) done: u64,
+        /// Of each stretch of its writes, where it goes.
+        pub(crate) to: [u64; HCA_BATCH as usize],
+        /// Where it lies.
+        pub(crate) from: [u64; HCA_BATCH as usize],
+        /// The lower half: its bytes. The upper half: pieces of it and all before.
+        pub(crate) sizes: [u64; HCA_BATCH as usize],
+        /// Of each element, opcode << 32 | bytes.
+        pub(crate) told: [u64; HCA_BATCH as usize],
+        /// Of the last element, where it waits for all others: where it goes.
+        pub(crate) last_to: u64,
+        /// Where its bytes lie, or where the word goes that it finds.
+        pub(crate) last_at: u64,
+        /// Its bytes.
+        pub(crate) last_bytes: u64,
+        /// What it adds.
+        pub(crate) last_add: u64,
+    }
+}
+
 c_struct! {
     /// What the blocks of a launch share.
     pub(crate) struct HcaState = "EpHcaState" {
@@ -87,6 +116,8 @@ c_struct! {
         pub(crate) link: u64,
         /// When something happened last.
         pub(crate) active: u64,
+        /// A bit for each batch with pieces that nobody has taken.
+        pub(crate) open: u64,
         /// Not 0: the launch ends, as nothing has happened for long.
         pub(crate) over: u32,
         /// Zero.
@@ -105,6 +136,8 @@ c_struct! {
         pub(crate) registers: u64,
         /// What was seen in them, u64 [blocks, register_count].
         pub(crate) seen: u64,
+        /// EpHcaJob, as many as EpHcaState.open has bits.
+        pub(crate) jobs: u64,
         /// EpHcaState.
         pub(crate) state: u64,
         /// Mapped u32: not 0 where the launch is to end at once.
@@ -119,7 +152,7 @@ c_struct! {
         pub(crate) queue_count: u32,
         /// Registers, at most 32.
         pub(crate) register_count: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Bytes of a piece, in units of 512: the block's shared memory has room for two for each warp but the first.
+        pub(crate) piece: u32,
     }
 }

@@ -26,13 +26,16 @@
 //!
 //! ```text
 //!   host side of the transport  -->  soft-hca: commands, objects  -->  tables.rs: what there is to do, in the GPU's memory
-//!   kernels that post  -->  queues, records, registers.rs         -->  kernels/far/hca.cu: reads, copies, completes
+//!   kernels that post  -->  queues, records, registers.rs         -->  kernels/far/hca.cu: reads, completes; ep_hca_copy.h: copies
 //!                                                                       player.rs: its launches; mod.rs: a thread that looks after them
 //! ```
 //!
 //! A kernel that never ended would hold up whoever calls the driver (docs/cuda.md, "What waits inside the driver"). So it ends when nothing has
 //! happened for a millisecond, and a thread launches it again when a register was written to. Before anything changes that it was told of, it is
-//! stopped.
+//! stopped. What was not carried out then begins anew: nobody was told of it, and its sources are as they were.
+//!
+//! Its blocks have as much shared memory as there is, up to 16 KiB for each warp that copies. With 15 of them none shares a multiprocessor with another
+//! block that has much of it: see [`Builder::leaves`](crate::Builder::leaves).
 //!
 //! # Limits
 //!
@@ -65,9 +68,9 @@ pub struct Pace {
     pub gigabits: u32,
     /// From when the link has sent a message until it has arrived, and is known to have.
     pub latency: Duration,
-    /// Multiprocessors: 1 or 2.
+    /// Multiprocessors: 1 or 2. A queue pair is served by one of them, and both copy what it names.
     pub multiprocessors: u32,
-    /// Warps on each, 2 to 16. One listens, the others serve queue pairs.
+    /// Warps on each, 2 to 16. One listens, the others serve queue pairs, and copy what all of them name.
     pub warps: u32,
 }
 

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes as _;
 use super::Pace;
 use super::registers::{MOST, Registers};
 use super::tables::{Tables, is_pending, progress};
-use crate::args::{Hca, HcaState};
+use crate::args::{HCA_JOBS, Hca, HcaJob, HcaState};
 use crate::build::Source;
 use crate::driver::{Device, DeviceMemory, Event, Kernel, Launch, Mapped, Mode, Stream};
 use crate::error::CudaError;
@@ -17,6 +17,8 @@ use crate::kernels;
 
 /// After so long without anything to do a launch ends.
 const IDLE: Duration = Duration::from_millis(1);
+/// Bytes of a piece that a warp copies: less brings too few under way, and more makes whoever else waits for the warp wait longer.
+const PIECE: std::ops::RangeInclusive<u32> = 512..=8192;
 /// A kernel that is told to end does so at once. One that has not after so long never will.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -37,6 +39,9 @@ pub(super) struct Player {
     stream: Arc<Stream>,
     kernel: Kernel,
     pace: Pace,
+    /// Bytes of a piece, and of a block's shared memory.
+    piece: (u32, u32),
+    jobs: DeviceMemory,
     state: DeviceMemory,
     halt: Mapped,
     told: Option<Told>,
@@ -50,11 +55,13 @@ impl Player {
     /// Loads the kernel, before any other runs that would have to be waited for.
     pub(super) fn new(device: &Arc<Device>, pace: Pace) -> Result<Self, CudaError> {
         let stream = Stream::new(device, 0)?;
-        let kernel = kernels::alone(device, Source::Hca)?;
+        let kernel = kernels::alone_with(device, Source::Hca, device.shared_memory())?;
+        let jobs = DeviceMemory::zeroed(&stream, HCA_JOBS as usize * size_of::<HcaJob>())?;
         let state = DeviceMemory::zeroed(&stream, size_of::<HcaState>())?;
         let halt = Mapped::zeroed(device, 8)?;
         stream.synchronize()?;
-        Ok(Self { stream, kernel, pace, state, halt, told: None, running: None, has_news: false })
+        let piece = piece(pace.warps - 1, device.shared_memory());
+        Ok(Self { stream, kernel, pace, piece, jobs, state, halt, told: None, running: None, has_news: false })
     }
 
     /// Takes what there is to do for its card; nothing runs.
@@ -102,6 +109,7 @@ impl Player {
             regions: told.regions.address(),
             registers: told.registers.address(),
             seen: told.seen.address(),
+            jobs: self.jobs.address(),
             state: self.state.address(),
             halt: self.halt.address(),
             latency: self.pace.latency.as_nanos() as u64,
@@ -109,12 +117,12 @@ impl Player {
             pace: 8000 / self.pace.gigabits,
             queue_count: told.tables.queues.len() as u32,
             register_count: told.tables.pages.len() as u32,
-            reserved: 0,
+            piece: self.piece.0,
         };
         let shape = Launch {
             blocks: self.pace.multiprocessors,
             threads: 32 * self.pace.warps,
-            shared_memory: 0,
+            shared_memory: self.piece.1,
             mode: Mode::Plain,
         };
         // SAFETY: the kernel's one parameter. What it names stays as long as it runs: tables until `collect`, and memory that cards know until
@@ -158,5 +166,32 @@ impl Player {
             return Vec::new();
         }
         self.told.iter().flat_map(|told| &told.tables.queues).map(progress).collect()
+    }
+}
+
+/// Bytes of a piece, of which a block has room for two for each of its warps that copy, and of that room.
+fn piece(warps: u32, shared_memory: u32) -> (u32, u32) {
+    let unit = *PIECE.start();
+    let piece = (shared_memory / (2 * warps) / unit * unit).clamp(unit, *PIECE.end());
+    (piece, 2 * warps * piece)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_fits_into_shared_memory() {
+        for shared_memory in [47 << 10, 98 << 10, 162 << 10, 226 << 10] {
+            for warps in 1..16 {
+                let (piece, all) = piece(warps, shared_memory);
+                assert!(
+                    piece % 512 == 0 && piece >= 512 && all == 2 * warps * piece,
+                    "{warps} {shared_memory}: {piece}"
+                );
+                assert!(all <= shared_memory, "{warps} {shared_memory}: {all}");
+            }
+        }
+        assert_eq!(piece(15, 226 << 10), (7680, 230_400));
     }
 }

@@ -98,6 +98,6 @@ pub(super) fn progress(row: &HcaQueue) -> Progress {
 }
 
 /// Whether something is left to be done that needs no bell.
-pub(super) fn is_pending(row: &HcaQueue) -> bool {
-    row.is_under_way != 0 || row.retired < row.produced
+pub(super) const fn is_pending(row: &HcaQueue) -> bool {
+    row.retired < row.produced
 }

@@ -22,7 +22,7 @@ fn program(mutation: Option<Mutation>) -> Option<TempDir> {
     let own = own.map(|(name, text)| (name, text.to_owned()));
     let mut found = 0;
     for (name, mut text) in headers().into_iter().chain(own).filter(|(name, _)| !processor::has(name)) {
-        if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_element.h"].contains(&name)) {
+        if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_copy.h", "ep_hca_element.h"].contains(&name)) {
             found += text.matches(from).count();
             text = text.replace(from, to);
         }
@@ -53,30 +53,49 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 
 #[test]
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
-    let mutations: [(Mutation, &str); 15] = [
-        (("&& fault == 0 && !waits;", "&& fault == 0;"), "cell 7"),
+    let mutations: [(Mutation, &str); 20] = [
+        (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal"),
-        (("|| ep_now() >= q->due)", "|| true)"), "8008 bytes"),
-        (("bytes * a.pace / 1000, now", "bytes * 0, now"), "8008 bytes"),
+        (("!(ep_now() >= mine.due)", "false"), "8008 bytes"),
+        (("bytes * a.pace / 1000;", "bytes * 0;"), "8008 bytes"),
         (("(number >> q.log_completions & 1)", "(0)"), "does not come"),
         (("(ep_u32)(index & 0xffff) << 16", "(ep_u32)(number & 0xffff) << 16"), "is of"),
-        (("(mine.flags & EP_HCA_COMPLETE) != 0)", "true)"), "is of"),
+        (("(e.flags & EP_HCA_COMPLETE) != 0)", "true)"), "is of"),
         (("offset <= one.bytes - bytes)", "offset <= one.bytes)"), "opcode 0 of its completion"),
         (("one.local_key) != key ||", "one.local_key) == 0 ||"), "opcode 0 of its completion"),
         (("(one.access & access) != access", "false"), "opcode 0 of its completion"),
         (("if ((q.rights & access) == 0)", "if (false)"), "opcode 0 of its completion"),
-        (("else if (q->syndrome != 0) ep_hca_flush", "else if (false) ep_hca_flush"), "completion 3 is of"),
+        (("if (ep_hca_queue(a, queue)->syndrome != 0)", "if (false)"), "completion 3 is of"),
         (("e.opcode, 0, EP_HCA_FLUSHED)", "e.opcode, 0, q->syndrome)"), "not 5"),
         (("q->produced += ahead;", "q->produced = index;"), "does not come"),
         (
             ("e.add = ep_hca_wide(segment[2].x, segment[2].y)", "e.add = ep_hca_big(segment[2].x)"),
             "the cell is 0, and was 0",
         ),
+        // A batch counts as copied before all its pieces are.
+        (("->done) == mine.pieces", "->done) > 0"), "not what was written before the signal"),
+        // A piece counts before it has arrived.
+        (
+            (
+                "    ep_fence_sys();\n    ep_warp_meet();\n    if (ep_warp_lane() != 0) return;\n    ep_fence_device();",
+                "    ep_warp_meet();\n    if (ep_warp_lane() != 0) return;",
+            ),
+            "not what was written before the signal",
+        ),
+        // It is stored before it has been fetched.
+        (
+            ("    if (has_held) {\n        ep_fetch_wait<1>()", "    if (has_held) {\n        ep_fetch_wait<2>()"),
+            "not what was written before the signal",
+        ),
+        // Batches of a queue pair finish in any order.
+        (("->retired != mine.first) return false;", "->retired > mine.first) return false;"), "traffic: "),
+        // A stretch's pieces begin with those before it.
+        (("(number - (of == 0 ? 0 : before))", "number"), "rows are not what was written"),
     ];
     // Each is compiled: a fifth of them, where nobody asks for more.
     for (mutation, expected) in mutations.into_iter().step_by(share(1, 5)) {
         let Some(program) = program(Some(mutation)) else { return };
-        let found = (1..=6).find_map(|seed| run(&program, seed).err());
+        let found = (1..=20).find_map(|seed| run(&program, seed).err());
         let said = found.unwrap_or_else(|| panic!("nothing is found: {mutation:?}"));
         assert!(said.contains(expected), "{mutation:?}: {said}");
     }

@@ -92,7 +92,9 @@ fn gpus_of_several_nodes_over_the_loop() {
         assert!(played.refusal().contains("a program that was built with the feature hca"));
     }
     assert!(two("--far roce --far-movers 1").refusal().contains("--far with --far-movers is roce, allowed: loop"));
-    assert!(two("--far ibgda --far-rate 9").refusal().contains("with --far loop, or --far-devices gpu"));
+    for option in ["--far-rate 9", "--far-movers 1"] {
+        assert!(two(&format!("--far ibgda {option}")).refusal().contains("with --far loop, or --far-devices gpu"));
+    }
     assert!(two("--far ibgda --far-signal counting").refusal().contains("allowed: fetch-add or ordered-write"));
     assert!(two("--far ibgda --far-ack-timeout 30").refusal().contains("ack timeout is 30, allowed: 1 to 18"));
     assert!(two("--far ibgda --far-mtu 1024").refusal().contains("--far with --far-mtu is ibgda, allowed: roce"));

@@ -15,6 +15,8 @@ template <class T, class V> static inline T atomicAdd_system(T* at, V by) { retu
 #include <cstdarg>
 #include <thread>
 
+#include <unistd.h>
+
 namespace {
 
 /* What is tried. */
@@ -181,6 +183,7 @@ struct Adapter {
     std::vector<Pair*> pairs;
     std::vector<EpHcaQueue> queues;
     std::vector<EpHcaRegion> regions;
+    std::vector<EpHcaJob> jobs = std::vector<EpHcaJob>(EP_HCA_JOBS); /* what one launch leaves there the next finds */
     ep_u64 page = 0, seen[2] = {}, registers[1] = {at(&page)};
     ep_u32 halt = 0;
     ep_u64 latency = microseconds(3);
@@ -198,14 +201,17 @@ struct Adapter {
         EpHcaState state = {};
         EpHcaArgs a = {};
         a.queues = at(queues.data()), a.regions = at(regions.data()), a.registers = at(registers), a.seen = at(seen);
-        a.state = at(&state), a.halt = at(&halt);
+        a.jobs = at(jobs.data()), a.state = at(&state), a.halt = at(&halt);
         a.latency = latency, a.idle = idle, a.pace = pace;
         a.queue_count = (ep_u32)queues.size(), a.register_count = 1;
-        toy::launch(toy::Shape{blocks, 3, 0}, seed, std::vector<toy::Window>{}, [&] { ep_hca_kernel(a); });
+        /* Short ones, so that writes are several; long ones, which take their time to arrive. */
+        a.piece = seed % 4 == 0 ? 512 : 4096;
+        constexpr unsigned warps = 4;
+        toy::launch(toy::Shape{blocks, warps, 2 * (warps - 1) * a.piece}, seed, std::vector<toy::Window>{}, [&] { ep_hca_kernel(a); });
     }
     bool is_done() const {
         for (const EpHcaQueue& q : queues)
-            if (q.is_under_way || q.retired < q.produced) return false;
+            if (q.retired < q.produced) return false;
         return true;
     }
 };
@@ -310,6 +316,8 @@ void speed() {
 
 int main(int count, char** given) {
     const ep_u64 seed = count > 1 ? std::strtoull(given[1], nullptr, 0) : 1;
+    /* A launch that does not end ends the program. */
+    alarm(120);
     for (const Fault& fault : kFaults) fails(fault);
     tried = "speed";
     speed();

@@ -40,7 +40,8 @@ pub(crate) struct FarArgs {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "far")]
     pub(crate) far_latency: Option<Duration>,
     /// With --backend cuda and --far loop: multiprocessors of a rank's GPU on which a kernel moves what comes for it, many
-    /// copies by one launch [default: none, the driver's copy engines]
+    /// copies by one launch [default: none, the driver's copy engines]; with --far-devices gpu: those that play its
+    /// adapter, 1 or 2 [default: 1]
     #[arg(long, value_name = "N", requires = "far", conflicts_with = "far_staged")]
     pub(crate) far_movers: Option<u32>,
     /// With --backend cuda and --far roce or loop: all rows travel by way of pinned memory of the host, whatever the
@@ -55,7 +56,6 @@ impl FarArgs {
         const ROCE: &[Far] = &[Far::Roce];
         const RDMA: &[Far] = &[Far::Roce, Far::Ibgda];
         const MADE: &[Far] = &[Far::Loop, Far::Ibgda];
-        const LOOP: &[Far] = &[Far::Loop];
         const PROXIED: &[Far] = &[Far::Roce, Far::Loop];
         let given = [
             ("--far-devices", RDMA, self.far_devices.is_some()),
@@ -66,7 +66,7 @@ impl FarArgs {
             ("--far-service-level", RDMA, self.far_service_level.is_some()),
             ("--far-rate", MADE, self.far_rate.is_some()),
             ("--far-latency", MADE, self.far_latency.is_some()),
-            ("--far-movers", LOOP, self.far_movers.is_some()),
+            ("--far-movers", MADE, self.far_movers.is_some()),
             ("--far-staged", PROXIED, self.far_staged),
         ];
         let misplaced =

@@ -16,7 +16,12 @@ pub(super) fn over(builder: Builder, args: &FarArgs, far_lanes: Option<Queues>, 
     if args.far_devices.as_deref() == Some(PLAYED) {
         return played(builder, args, settings, ranks);
     }
-    for (option, given) in [("--far-rate", args.far_rate.is_some()), ("--far-latency", args.far_latency.is_some())] {
+    let of_played = [
+        ("--far-rate", args.far_rate.is_some()),
+        ("--far-latency", args.far_latency.is_some()),
+        ("--far-movers", args.far_movers.is_some()),
+    ];
+    for (option, given) in of_played {
         if given {
             return Err(Error::invalid(option, "given with --far ibgda", "with --far loop, or --far-devices gpu"));
         }
@@ -42,6 +47,9 @@ fn played(builder: Builder, args: &FarArgs, settings: Settings, ranks: u32) -> R
     }
     if let Some(latency) = args.far_latency {
         pace.latency = latency;
+    }
+    if let Some(multiprocessors) = args.far_movers {
+        pace.multiprocessors = multiprocessors;
     }
     // Each rank's adapter is played by its own GPU.
     let gpus: Vec<usize> = (0..ranks as usize).map(|rank| rank % present).collect();

@@ -1,0 +1,190 @@
+/*
+ * ep_hca_copy.h: how an adapter that multiprocessors play moves the bytes of writes. One warp has too few of them under way: the stretches that a batch of
+ * writes names are cut into pieces, which all warps of all blocks take and copy.
+ *
+ *   job    a batch (EpHcaJob), in the tables, where both blocks find it. A bit of EpHcaState.open says that nobody has taken some piece of it
+ *   take   by an atomic on the word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before
+ *   carry  by way of shared memory, as the bytes that registers hold are too few. A warp fetches a piece while it stores the one before
+ *   done   all lanes that stored fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A warp that copies more of
+ *          the same batch fences once, when it turns to another
+ */
+#ifndef EP_HCA_COPY_H
+#define EP_HCA_COPY_H
+#include "ep_near.h"
+#include "ep_args.h"
+
+#define EP_HCA_NONE 0xffffffffu
+
+/* A part of a stretch; of no bytes where there is none. */
+struct EpHcaPiece {
+    ep_u64 to, from;
+    ep_u32 bytes, job;
+};
+
+/* What a warp copies. */
+struct EpHcaHands {
+    ep_u8* room;     /* for two pieces */
+    ep_u32 half;     /* which of them has room for the next */
+    EpHcaPiece held; /* fetched into the other */
+    ep_u32 stored;   /* pieces of the job `last` that do not count yet */
+    ep_u32 last;
+};
+
+EP_DEV EpHcaState* ep_hca_state(const EpHcaArgs& a) { return (EpHcaState*)a.state; }
+EP_DEV EpHcaJob* ep_hca_job(const EpHcaArgs& a, ep_u32 job) { return (EpHcaJob*)a.jobs + job; }
+EP_DEV ep_u64 ep_hca_add(ep_u64* at, ep_u64 by) { return atomicAdd_system((unsigned long long*)at, (unsigned long long)by); }
+EP_DEV ep_u32 ep_hca_lowest(ep_u64 bits) { return (ep_u32)bits != 0 ? ep_lowest_bit((ep_u32)bits) : 32 + ep_lowest_bit((ep_u32)(bits >> 32)); }
+
+/* ---- a piece ---- */
+
+EP_DEV bool ep_hca_has_units(const EpHcaPiece& p) { return (p.to | p.from) % 16 == 0; }
+
+/* Bytes without units, by a warp. Words of 8 bytes that are aligned at the target are stored at once. */
+EP_DEV void ep_hca_copy_words(ep_u64 to, ep_u64 from, ep_u64 bytes) {
+    const ep_u32 lane = ep_warp_lane();
+    ep_u64 done = 0;
+    if (to % 8 == 0 && from % 4 == 0) {
+#pragma unroll 4
+        for (ep_u64 at = 8 * lane; at + 8 <= bytes; at += 8 * 32) {
+            const volatile ep_u32* words = (const volatile ep_u32*)(from + at);
+            const ep_u64 low = words[0], high = words[1];
+            *(volatile ep_u64*)(to + at) = high << 32 | low;
+        }
+        done = bytes / 8 * 8;
+    }
+    for (ep_u64 at = done + lane; at < bytes; at += 32) *(volatile ep_u8*)(to + at) = *(const volatile ep_u8*)(from + at);
+}
+
+/* Units of a piece into shared memory: a group of fetches, also where there are none. By a warp. */
+EP_DEV void ep_hca_fetch(ep_u8* hold, const EpHcaPiece& p) {
+    if (ep_hca_has_units(p)) {
+#pragma unroll 4
+        for (ep_u32 at = 16 * ep_warp_lane(); at + 16 <= p.bytes; at += 16 * 32) ep_fetch16(hold + at, ep_here(p.from + at));
+    }
+    ep_fetch_end();
+}
+
+/* What has come of it goes on to the peer, each unit by the lane that fetched it; what is no unit goes as it is. By a warp. */
+EP_DEV void ep_hca_store(const ep_u8* hold, const EpHcaPiece& p) {
+    ep_u32 done = 0;
+    if (ep_hca_has_units(p)) {
+#pragma unroll 4
+        for (ep_u32 at = 16 * ep_warp_lane(); at + 16 <= p.bytes; at += 16 * 32) ep_put16(ep_here(p.to + at), *(const EpUnit*)(hold + at));
+        done = p.bytes / 16 * 16;
+    }
+    if (done < p.bytes) ep_hca_copy_words(p.to + done, p.from + done, p.bytes - done);
+}
+
+/* ---- a job ---- */
+
+/* A piece of it. By a warp, all of whose lanes have seen the job's stretches announced. */
+EP_DEV EpHcaPiece ep_hca_piece(const EpHcaArgs& a, ep_u32 job, ep_u32 number) {
+    const EpHcaJob* all = ep_hca_job(a, job);
+    const ep_u32 lane = ep_warp_lane();
+    const ep_u64 to = *(const volatile ep_u64*)&all->to[lane], from = *(const volatile ep_u64*)&all->from[lane];
+    const ep_u64 size = *(const volatile ep_u64*)&all->sizes[lane];
+    const ep_u32 end = (ep_u32)(size >> 32), of = ep_bits(ep_warp_votes(number >= end));
+    const ep_u32 before = ep_warp_shuffle(end, of == 0 ? 0 : of - 1);
+    const ep_u64 done = (ep_u64)(number - (of == 0 ? 0 : before)) * a.piece, left = ep_warp_shuffle((ep_u32)size, of) - done;
+    return EpHcaPiece{ep_warp_shuffle(to, of) + done, ep_warp_shuffle(from, of) + done, left < a.piece ? (ep_u32)left : a.piece, job};
+}
+
+/* Nobody finds a piece of it that a launch before has left. By one lane, before the job's bit is set for the first time. */
+EP_DEV void ep_hca_clear(const EpHcaArgs& a, ep_u32 job) { ep_st_release(&ep_hca_job(a, job)->pieces, 0); }
+
+/* Lets warps copy its pieces. By the warp that has written its stretches. The bit first: whoever has taken the last piece takes it away. */
+EP_DEV void ep_hca_open(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
+    EpHcaJob* all = ep_hca_job(a, job);
+    ep_warp_meet();
+    if (ep_warp_lane() != 0) return;
+    *(volatile ep_u64*)&all->done = 0;
+    ep_hca_add(&ep_hca_state(a)->open, 1ull << job);
+    ep_fence_sys();
+    ep_st_release(&all->pieces, (ep_u64)pieces << 32);
+}
+
+/* Takes a piece: of the job `last`, or the next that has some. By a warp; whether there is one. */
+EP_DEV bool ep_hca_take(const EpHcaArgs& a, ep_u32 last, EpHcaPiece& piece) {
+    ep_u32 job = EP_HCA_NONE, number = 0;
+    if (ep_warp_lane() == 0) {
+        const ep_u64 open = *(const volatile ep_u64*)&ep_hca_state(a)->open;
+        if (open != 0) {
+            const ep_u64 above = open >> last << last;
+            const ep_u32 found = ep_hca_lowest(above != 0 ? above : open);
+            ep_u64* pieces = &ep_hca_job(a, found)->pieces;
+            const ep_u64 was = ep_hca_add(pieces, 1), all = was >> 32;
+            number = (ep_u32)was;
+            if (number < all) {
+                job = found;
+                /* Behind what was released with the word. A load that acquires does not wait for what was stored before, as a fence would. */
+                ep_ld_acquire(pieces);
+                if (number + 1 == all) ep_hca_add(&ep_hca_state(a)->open, 0 - (1ull << job));
+            }
+        }
+    }
+    job = ep_warp_shuffle(job, 0);
+    number = ep_warp_shuffle(number, 0);
+    if (job == EP_HCA_NONE) return false;
+    ep_warp_meet();
+    piece = ep_hca_piece(a, job, number);
+    return true;
+}
+
+/* Pieces that the warp has stored count as copied. */
+EP_DEV void ep_hca_count(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
+    ep_fence_sys();
+    ep_warp_meet();
+    if (ep_warp_lane() != 0) return;
+    ep_fence_device();
+    ep_hca_add(&ep_hca_job(a, job)->done, pieces);
+}
+
+/* ---- warps ---- */
+
+/* Fetches a piece, if it may take one and there is one, and stores the one before. By a warp; whether it had anything to do. */
+EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
+    EpHcaPiece next = {};
+    const bool has_next = takes && ep_hca_take(a, hands.last, next), has_held = hands.held.bytes != 0;
+    if (!has_next && !has_held) return false;
+    ep_hca_fetch(hands.room + hands.half * a.piece, next);
+    hands.half ^= 1;
+    if (has_held) {
+        ep_fetch_wait<1>();
+        ep_hca_store(hands.room + hands.half * a.piece, hands.held);
+        hands.stored += 1;
+    }
+    if (hands.stored != 0 && (!has_next || next.job != hands.last)) {
+        ep_hca_count(a, hands.last, hands.stored);
+        hands.stored = 0;
+    }
+    if (has_next) hands.last = next.job;
+    hands.held = next;
+    return true;
+}
+
+/* Fetches the first piece of a job that nobody else is let copy. By a warp. */
+EP_DEV EpHcaPiece ep_hca_begin_alone(const EpHcaArgs& a, const EpHcaHands& hands, ep_u32 job) {
+    const EpHcaPiece piece = ep_hca_piece(a, job, 0);
+    ep_hca_fetch(hands.room + hands.half * a.piece, piece);
+    return piece;
+}
+
+/* Copies that and all behind it, and does not fence. By a warp. The next is fetched meanwhile, where the warp has room for it. */
+EP_DEV void ep_hca_carry_alone(const EpHcaArgs& a, const EpHcaHands& hands, EpHcaPiece piece, ep_u32 pieces) {
+    const ep_u32 turns = hands.held.bytes == 0 ? 1 : 0;
+    ep_u32 half = hands.half;
+    for (ep_u32 number = 1; number <= pieces; ++number) {
+        EpHcaPiece next = {};
+        if (turns != 0 && number < pieces) next = ep_hca_piece(a, piece.job, number);
+        ep_hca_fetch(hands.room + (half ^ turns) * a.piece, next);
+        ep_fetch_wait<1>();
+        ep_hca_store(hands.room + half * a.piece, piece);
+        if (turns == 0 && number < pieces) {
+            next = ep_hca_piece(a, piece.job, number);
+            ep_hca_fetch(hands.room + half * a.piece, next);
+        }
+        half ^= turns;
+        piece = next;
+    }
+}
+#endif
