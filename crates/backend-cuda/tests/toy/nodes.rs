@@ -133,7 +133,10 @@ const MUTATIONS: [(&str, Mutation); 6] = [
         "a part of a row is added before it has come",
         ("ep_combine_team.h", "        ep_await_oldest(asked - taken);\n", ""),
     ),
-    ("a row goes on before it has come", ("ep_carry.h", "ep_fetch_wait<EP_CARRY_STAGES - 1>();", "ep_fetch_wait<EP_CARRY_STAGES>();")),
+    (
+        "a row goes on before it has come",
+        ("ep_carry.h", "ep_fetch_wait<EP_CARRY_STAGES - 1>();", "ep_fetch_wait<EP_CARRY_STAGES>();"),
+    ),
     (
         "F9: rows of a batch are given back by a leader that has not met its team",
         (
