@@ -47,6 +47,15 @@ pub enum Verdict {
         /// Why the latest connections that were turned away while ranks joined did not become members.
         turned_away: Vec<String>,
     },
+    /// Processes ended before they joined, as whoever started them says.
+    #[error("{} ended before joining{}", listed(ranks), turned_away_text(turned_away))]
+    Ended {
+        /// Those that ended.
+        #[serde(with = "ranks")]
+        ranks: RankSet,
+        /// As of [`Missing`](Self::Missing).
+        turned_away: Vec<String>,
+    },
     /// Processes ended, or their connections broke.
     #[error("the connection to {} is closed", listed(ranks))]
     Lost {

@@ -196,7 +196,8 @@ EP_DEV bool ep_hca_begin(const EpHcaArgs& a, EpHcaServer& s, ep_u32 queue, ep_u3
         q->silent = 0;
     }
     due = ep_warp_shuffle(due, 0);
-    if (lane == slot) s.mine = EpHcaBatch{first, due, queue, begun, is_shared ? cut.pieces : 0, tell, 1, has_last ? opcode + 1 : 0};
+    /* What fails behind a batch under way is told when that has finished: nothing waits for it here. */
+    if (lane == slot && (begun > 0 || q->retired == first)) s.mine = EpHcaBatch{first, due, queue, begun, is_shared ? cut.pieces : 0, tell, 1, has_last ? opcode + 1 : 0};
     ep_warp_meet();
     if (!is_shared) ep_hca_carry_alone(a, s.hands, alone, cut.pieces);
     return true;
@@ -297,6 +298,7 @@ EP_DEV void ep_hca_sweep(const EpHcaArgs& a, EpHcaServer& s, bool rung) {
                 ep_hca_flush(a, ep_hca_queue(a, queue));
                 continue;
             }
+            ep_warp_meet(); /* One lane has heard of it: a ballot does not order what the others read. */
             const ep_u32 slots = ep_warp_votes(ep_warp_lane() < s.slots && s.mine.is_there == 0);
             if (slots == 0) break;
             if (ep_hca_begin(a, s, queue, ep_lowest_bit(slots))) s.turn = (lane + 1) & 31;

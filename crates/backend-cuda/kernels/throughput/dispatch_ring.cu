@@ -4,7 +4,7 @@
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative); between nodes so many for each role as a team has,
  *            and a block has all warps of a team
  *   roles    those of the rings. The block that comes last ends the operation
- *   memory   shared, between nodes: for each team exits of a forwarder, and what its leader says; for each warp room for a row
+ *   memory   shared, between nodes: for each team exits of a forwarder, and what its leader says; for each warp room for rows on their way
  *
  * With direct placement on one node it follows ep_dispatch_kernel where that has too few warps for all roles; it ends at once where that left
  * nothing to do.

@@ -81,7 +81,7 @@ EP_DEV void ep_send(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& 
     ep_outlet_close(r, a.rings, ring);
 }
 
-/* What the user learns of a row, and its payload's place. By a warp. */
+/* What the user learns of a row, with its k-th choice. */
 EP_DEV void ep_keep(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 row, ep_u32 source, ep_u32 token, ep_u32 k,
                     EpChoice choice) {
     if (k == 0 && a.out_token) {

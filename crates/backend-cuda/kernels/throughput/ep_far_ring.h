@@ -41,8 +41,8 @@ EP_DEV ep_i32* ep_fanout_of(const EpRank& r, ep_u64 fanout, ep_u64 tokens_of, ep
     return (ep_i32*)fanout + tokens * r.w.ranks_per_node;
 }
 
-/* How many of a ring's rows its first put has; 0: as all others, of a chunk. What does not fill chunks is halved between the first put and the last, so the other
-   end begins early, and has little left behind the last. */
+/* How many of a ring's rows its first put has; 0: as all others, of a chunk. What does not fill chunks is halved between the first put and the last, and a chunk with it where
+   that is less than half of one: so the other end begins early, and has little left behind the last. */
 EP_DEV ep_u32 ep_first_run(ep_u32 rows, ep_u32 chunk) {
     ep_u32 rest = rows % chunk;
     if (rest < chunk / 2 && rows >= chunk) rest += chunk;

@@ -235,26 +235,27 @@ EP_DEV void ep_head_forwarded(const EpRank& r, const EpDispatchRingArgs& a, cons
                               ep_u32 before) {
     const ep_u8* at = ep_rail_slot(rows, i);
     const ep_u32 position = f.exits[local].next + before, token = k == 0 ? ((const volatile EpRowHeader*)at)->source_token : 0;
-    const EpChoice choice = k < r.w.topk ? ep_localized(r, at, f.first + local, k) : EpChoice{-1, 0.0f};
+    const EpChoice choice = ep_localized(r, at, f.first + local, k);
     const EpAt to = ep_goes_to(r, a, f, rows, local, before).header;
     if (!ep_is_somewhere(to)) return ep_keep(r, a, rows.out + position, f.source, token, k, choice);
     if (k == 0) ep_put16(to, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
-    if (k < r.w.topk) ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
+    ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
 }
 
 /* Lays what goes with a warp's rows where they go. By a warp. */
 EP_DEV void ep_forward_heads(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const EpRailRows& rows, const EpTeam& team) {
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         const ep_u32 votes = ep_votes_of(r, rows, local);
+        if (votes == 0) continue;
         const auto goes = [&](ep_u32 i) { return (votes >> i & 1) != 0; };
         const auto before = [&](ep_u32 i) { return ep_bits(votes & ep_first_rows(i)); };
-        ep_each_item(team, rows.count, r.w.topk > 0 ? r.w.topk : 1, [&](ep_u32 i, ep_u32 k) {
+        ep_each_item(team, rows.count, r.w.topk, [&](ep_u32 i, ep_u32 k) {
             if (goes(i)) ep_head_forwarded(r, a, f, rows, i, k, local, before(i));
         });
         ep_each_word(
             team, rows.count, (ep_u32)r.w.scales_stride / 4,
             [&](ep_u32 i, ep_u32 w) {
-                return ((const volatile ep_u32*)(ep_rail_slot(rows, i) + r.w.header_bytes + r.w.scales_offset))[w];
+                return goes(i) ? ((const volatile ep_u32*)(ep_rail_slot(rows, i) + r.w.header_bytes + r.w.scales_offset))[w] : 0;
             },
             [&](ep_u32 i, ep_u32 w, ep_u32 word) {
                 if (goes(i)) ep_put4(ep_goes_to(r, a, f, rows, local, before(i)).scales + w * 4, word);

@@ -85,20 +85,23 @@ struct EpPlacing {
 };
 static_assert(sizeof(EpPlacing) <= EP_BATON_BYTES, "the host makes room for another EpPlacing");
 
-/* A rank's rows of a channel: for up to 32 tokens at a time, carry(base, position, votes): a bit for each token from `base` on that has a row there, and the
-   position of the first of them; those of the others follow. */
-template <class Carry> EP_DEV void ep_each_batch(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, ep_u32 rank, const Carry& carry) {
+/* A rank's rows of a channel, which a team's warps carry in turn: for up to 32 tokens at a time, carry(team, base, position, votes): a bit for each token from `base`
+   on that has a row there, and the position of the first of them; those of the others follow. The team's first member is the one whose turn it is. */
+template <class Carry>
+EP_DEV void ep_each_batch(const EpRank& r, const EpDispatchRingArgs& a, const EpTeam& team, ep_u32 channel, ep_u32 rank, const Carry& carry) {
+    EpTeam turns = team;
     const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, channel + 1);
     for (ep_u32 base = ep_channel_first(a.tokens, a.rings.channels, channel); base < end; base += 32) {
         const ep_u32 token = base + ep_warp_lane();
         const ep_i32 position = token < end ? ((const ep_i32*)a.position)[(ep_u64)token * r.w.ranks + rank] : -1;
         const ep_u32 votes = ep_warp_votes(position >= 0);
-        if (votes) carry(base, (ep_u32)ep_warp_shuffle(position, ep_lowest_bit(votes)), votes);
+        if (votes) carry(turns, base, (ep_u32)ep_warp_shuffle(position, ep_lowest_bit(votes)), votes);
+        turns.member = (turns.member + team.warps - ep_bits(votes) % team.warps) % team.warps;
     }
 }
 
-/* Carries a batch of a rank's rows to their places, of a token with so many of them before: place(position) is its spot; keep(i, k, token, position), with its
-   k-th choice, says whose it is. By a team. */
+/* Carries a batch of a rank's rows, the first of which has the position `first`: place(position) is a row's spot; keep(k, token, position) says whose it is, with
+   its k-th choice. By a warp of a team. */
 template <class Place, class Keep>
 EP_DEV void ep_carry_own(const EpRank& r, const EpDispatchRingArgs& a, const EpTeam& team, ep_u32 base, ep_u32 first, ep_u32 votes, const Place& place,
                          const Keep& keep) {
@@ -107,7 +110,7 @@ EP_DEV void ep_carry_own(const EpRank& r, const EpDispatchRingArgs& a, const EpT
     ep_carry_rows(
         team, rows, (ep_u32)r.w.scales_offset, [&](ep_u32 i) { return ep_codes_of(a, token(i)); },
         [&] {
-            ep_each_item(team, rows, r.w.topk > 0 ? r.w.topk : 1, [&](ep_u32 i, ep_u32 k) { keep(k, token(i), first + i); });
+            ep_each_item(team, rows, r.w.topk, [&](ep_u32 i, ep_u32 k) { keep(k, token(i), first + i); });
             ep_each_word(
                 team, rows, (ep_u32)r.w.scales_stride / 4, [&](ep_u32 i, ep_u32 w) { return ep_scale_of(a, token(i), w); },
                 [&](ep_u32 i, ep_u32 w, ep_u32 word) { ep_put4(place(first + i).scales + w * 4, word); });
@@ -118,12 +121,12 @@ EP_DEV void ep_carry_own(const EpRank& r, const EpDispatchRingArgs& a, const EpT
 /* Places the own rows of a channel at peer, or at this rank. By a team. */
 EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpTeam& team, const EpSpot& first) {
     const ep_u32 peer = role.peer;
-    ep_each_batch(r, a, role.channel, peer, [&](ep_u32 base, ep_u32 position, ep_u32 votes) {
+    ep_each_batch(r, a, team, role.channel, peer, [&](const EpTeam& turns, ep_u32 base, ep_u32 position, ep_u32 votes) {
         const auto place = [&](ep_u32 position) { return ep_spot_after(r, first, position); };
-        ep_carry_own(r, a, team, base, position, votes, place, [&](ep_u32 k, ep_u32 token, ep_u32 position) {
+        ep_carry_own(r, a, turns, base, position, votes, place, [&](ep_u32 k, ep_u32 token, ep_u32 position) {
             const EpAt header = place(position).header;
             if (k == 0) ep_put16(header, ep_row_header(r, token, position));
-            if (k < r.w.topk) ep_put_message(header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_choice(r, a, peer, token, k));
+            ep_put_message(header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_choice(r, a, peer, token, k));
         });
     });
     if (peer == r.me) return;
@@ -134,13 +137,13 @@ EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole&
 /* Keeps the own rows of a channel. By a team. */
 EP_DEV void ep_keep_own_in_team(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, const EpTeam& team) {
     const ep_u32 first = ((const ep_u32*)a.first_of)[r.me];
-    ep_each_batch(r, a, channel, r.me, [&](ep_u32 base, ep_u32 position, ep_u32 votes) {
+    ep_each_batch(r, a, team, channel, r.me, [&](const EpTeam& turns, ep_u32 base, ep_u32 position, ep_u32 votes) {
         const auto place = [&](ep_u32 position) {
             const ep_u32 row = first + position;
             return EpSpot{ep_here((ep_u64)ep_out_codes(r, a, row)), ep_here((ep_u64)ep_out_scales(r, a, row)), ep_nowhere()};
         };
-        ep_carry_own(r, a, team, base, position, votes, place, [&](ep_u32 k, ep_u32 token, ep_u32 position) {
-            ep_keep(r, a, first + position, r.me, token, k, k < r.w.topk ? ep_choice(r, a, r.me, token, k) : EpChoice{-1, 0.0f});
+        ep_carry_own(r, a, turns, base, position, votes, place, [&](ep_u32 k, ep_u32 token, ep_u32 position) {
+            ep_keep(r, a, first + position, r.me, token, k, ep_choice(r, a, r.me, token, k));
         });
     });
 }

@@ -12,8 +12,8 @@
 struct EpTeam {
     ep_u32 number; /* in the block */
     ep_u32 member, warps;
-    ep_u8* hold; /* shared memory of this warp, for a row on its way (ep_carry.h) */
-    ep_u32 room; /* bytes of it, a multiple of 512 */
+    ep_u8* hold; /* shared memory of this warp, for rows on their way (ep_carry.h) */
+    ep_u32 room; /* bytes of it, a multiple of 512 for each of its EP_CARRY_STAGES stages */
 };
 
 /* That of a warp of the block, whose warps have so many bytes each from `holds` on. */

@@ -64,7 +64,7 @@ mod tests {
     fn desks_of_teams_fit_into_a_block() {
         for memory in [163 << 10, 226 << 10] {
             for (ranks, nodes, desks, warps) in
-                [(2, 2, 3, 4), (4, 2, 6, 2), (16, 2, 4, 3), (16, 2, 6, 2), (64, 8, 8, 1)]
+                [(2, 2, 2, 6), (4, 2, 4, 3), (2, 2, 3, 4), (4, 2, 6, 2), (16, 2, 4, 3), (16, 2, 6, 2), (64, 8, 8, 1)]
             {
                 let (depth, bytes) = Desk::new(ranks, nodes, 8).fitting(desks, warps, memory - ranks * 32);
                 assert!(desks * bytes <= memory - ranks * 32, "{ranks} ranks of {nodes} nodes: {depth} of {bytes}");

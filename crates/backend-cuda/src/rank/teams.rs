@@ -1,10 +1,12 @@
 //! How many warps of a block play a role of rings between nodes together: a team (`ep_team.h`).
 
 use super::desk::Desk;
-use crate::args::{CARRY_STAGES, RING_WARPS, TEAMS_WARPS};
+use crate::args::{CARRY_STAGES, FETCHES, RING_WARPS, TEAMS_WARPS};
 
 /// Warps of a team at most.
 const MOST: u32 = 6;
+/// Beyond so many a warp more brings less than bytes on their way do.
+const USUAL: u32 = 4;
 /// Warps of a block at least, where there are more roles than blocks: with fewer it is no faster.
 const LEAST_WARPS: u32 = 4;
 
@@ -33,11 +35,16 @@ impl Teams {
     }
 
     /// The same, with fewer warps a role, and then fewer roles a block, as far as it takes for the desks of `role_count` roles to have room on `blocks`
-    /// blocks; the parts on their way to each warp, and the bytes of a desk. Where there is never room, the least of all.
+    /// blocks; the parts on their way to each warp, and the bytes of a desk. Where there is never room, the least of all. Of more than [`USUAL`] warps none is
+    /// worth that others have fewer parts on their way.
     pub(super) fn fitting(mut self, role_count: u32, blocks: u32, desk: Desk, room: u32) -> (Self, u32, u32) {
         let least = role_count.div_ceil(blocks);
         loop {
             let (depth, bytes) = desk.fitting(self.roles, self.warps, room);
+            if self.warps > USUAL && depth < FETCHES {
+                self.warps -= 1;
+                continue;
+            }
             if self.roles * bytes <= room || (self.warps == 1 && self.roles <= least) {
                 return (self, depth, bytes);
             }
@@ -90,8 +97,16 @@ mod tests {
             assert!(fits == (roles.div_ceil(most) < 8), "{roles} on {most}: {fitting:?} of {bytes}");
             assert!(roles.div_ceil(fitting.roles) <= most && fitting.warps <= teams.warps);
         }
-        let teams = Teams::new(64, 24, 2);
-        assert_eq!(teams.fitting(64, 24, Desk::new(2, 2, 8), (226 << 10) - 64).0, teams);
+        let teams = |roles, memory: u32| {
+            let teams = Teams::new(roles, 24, 2);
+            (teams, teams.fitting(roles, 24, Desk::new(2, 2, 8), memory - 64))
+        };
+        for (roles, warps) in [(64, 4), (48, 6)] {
+            let (teams, (fitting, depth, _)) = teams(roles, 226 << 10);
+            assert!(fitting == teams && (teams.warps, depth) == (warps, FETCHES), "{roles}: {fitting:?}, {depth}");
+        }
+        let (_, (fitting, depth, _)) = teams(48, 163 << 10);
+        assert_eq!((fitting.warps, depth), (4, FETCHES), "with six warps four parts would be on their way to each");
     }
 
     /// By channels and ranks: 32 of two nodes of a rank and of two of two, 8 of two of eight.

@@ -50,6 +50,13 @@ pub(crate) fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
             ),
         ),
         ("rows of several parts", of(2, 2, 3, &[5, 0, 6, 4], &|job| (job.hidden, job.topk) = (2500, 4))),
+        (
+            "a short first put, of rows of several batches, and a short last one",
+            of(2, 2, 64, &[40, 150, 120, 90], &|job| {
+                job.geometry = Geometry { slots: 64, chunk: 48, credit: 16 };
+                job.rounds[0].drop = 0.6;
+            }),
+        ),
         ("three nodes of two ranks", of(3, 2, 3, &[7, 3, 9, 2, 6, 5], &|job| job.topk = 6)),
     ]
 }

@@ -15,14 +15,13 @@ mod room;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use ep_core::Rank;
 use mio::Waker;
 
 use self::hall::Terms;
-use self::reactor::Reactor;
+use self::reactor::{Orders, Reactor};
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::member::check_world;
@@ -52,7 +51,7 @@ use crate::secret::Secret;
 /// ```
 #[derive(Debug)]
 pub struct MeetingPlace {
-    stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -86,20 +85,28 @@ impl MeetingPlace {
             address: address.as_ref().map_or_else(|_| "?".to_owned(), SocketAddr::to_string),
             why: error.to_string(),
         };
-        let stop = Arc::new(AtomicBool::new(false));
+        let orders = Arc::new(Orders::default());
         let said_by = identity.is_some().then_some(0);
         let identity = identity.unwrap_or_default();
         let terms = Terms { said_by, world, program: Program::this(), identity };
-        let (reactor, waker) = Reactor::new(listener, terms, secret, Arc::clone(&stop)).map_err(failed)?;
+        let (reactor, waker) = Reactor::new(listener, terms, secret, Arc::clone(&orders)).map_err(failed)?;
         let thread = thread::Builder::new().name("meeting place".to_owned());
         let thread = thread.spawn(move || reactor.run()).map_err(failed)?;
-        Ok(Self { stop, waker, thread: Some(thread) })
+        Ok(Self { orders, waker, thread: Some(thread) })
+    }
+
+    /// Says that the process of `rank` has ended. If it has not joined the others need not wait for it: they are told at once, by [`Verdict::Ended`](crate::Verdict::Ended). Otherwise
+    /// nothing happens, as its connection says it.
+    pub fn has_ended(&self, rank: Rank) {
+        self.orders.has_ended(rank);
+        // As in `drop`: if it fails, the thread hears of it with the next message or deadline.
+        let _ = self.waker.wake();
     }
 }
 
 impl Drop for MeetingPlace {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.orders.stop();
         // A thread that cannot be woken wakes by itself at the next deadline or message; waiting for it could last.
         if let (Ok(()), Some(thread)) = (self.waker.wake(), self.thread.take()) {
             let _ = thread.join();

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ep_core::Rank;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::SockRef;
@@ -92,8 +93,30 @@ pub(super) struct Reactor {
     hall: Hall,
     world: usize,
     secret: Option<Secret>,
-    stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     chunk: Vec<u8>,
+}
+
+/// What whoever holds the place has to say to its thread, which is woken then.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    stop: AtomicBool,
+    /// Ranks whose processes have ended.
+    ended: Mutex<Vec<Rank>>,
+}
+
+impl Orders {
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_ended(&self, rank: Rank) {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
+    }
+
+    fn take_ended(&self) -> Vec<Rank> {
+        std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl Reactor {
@@ -101,7 +124,7 @@ impl Reactor {
         listener: std::net::TcpListener,
         terms: Terms,
         secret: Option<Secret>,
-        stop: Arc<AtomicBool>,
+        orders: Arc<Orders>,
     ) -> io::Result<(Self, Waker)> {
         listener.set_nonblocking(true)?;
         // Whoever made the listener asked for fewer. Where it cannot be changed, connecting takes longer in a flood.
@@ -122,7 +145,7 @@ impl Reactor {
             hall: Hall::new(terms),
             world,
             secret,
-            stop,
+            orders,
             chunk: vec![0; 64 << 10],
         };
         Ok((reactor, waker))
@@ -153,7 +176,7 @@ impl Reactor {
                     }
                 }
             }
-            if self.stop.load(Ordering::Acquire) && closing.is_none() {
+            if self.orders.stop.load(Ordering::Acquire) && closing.is_none() {
                 closing = Some(now + LAST_WORDS);
                 self.close_all(now);
             }
@@ -162,6 +185,8 @@ impl Reactor {
                 self.accept(now);
             }
             self.listen_all(now);
+            // Behind what has come: who has joined has not ended before that.
+            self.orders.take_ended().into_iter().for_each(|rank| self.hall.ended(rank));
             self.expire(now);
             self.answer_all(now);
             let done = self.open.is_empty() && !self.hall.owes_verdict();

@@ -66,6 +66,41 @@ fn ranks_that_differ_are_told_by_whom() {
 }
 
 #[test]
+fn who_waits_for_a_process_that_has_ended_is_told_at_once() {
+    let (listener, address) = listener();
+    let place = MeetingPlace::hold(listener, 3, secret("test")).unwrap();
+    let join = |rank| Member::join(settings(rank, 3, &address).held_elsewhere(true).within(LONG)).map(drop);
+    let told = thread::scope(|scope| {
+        let first = scope.spawn(|| join(0));
+        place.has_ended(Rank(1));
+        // Told, or refused: whether it comes before or after that.
+        [first.join().unwrap(), join(2)]
+    });
+    for outcome in told {
+        let error = outcome.unwrap_err();
+        let ended = Verdict::Ended { ranks: set(&[1]), turned_away: Vec::new() };
+        assert_eq!(error.verdict(), Some(&ended), "{error}");
+        assert!(error.to_string().contains("rank 1 ended before joining"), "{error}");
+    }
+}
+
+#[test]
+fn a_process_that_joined_and_ends_is_no_concern_of_the_place() {
+    let (listener, address) = listener();
+    let place = MeetingPlace::hold(listener, 2, secret("test")).unwrap();
+    let join = |rank| Member::join(settings(rank, 2, &address).held_elsewhere(true)).unwrap();
+    let members = thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    place.has_ended(Rank(1));
+    thread::scope(|scope| {
+        let threads = members.each_ref().map(|member| scope.spawn(move || member.barrier(LONG)));
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+}
+
+#[test]
 fn without_the_place_nobody_is_named() {
     let (listener, address) = listener();
     let place = MeetingPlace::hold(listener, 1, secret("test")).unwrap();

@@ -164,6 +164,23 @@ fn the_others_go_on_when_one_fails_if_they_are_told_to() {
     assert_eq!(said.matches("went on").count(), 2, "{said}");
 }
 
+/// They wait for 60 s otherwise.
+#[test]
+fn who_waits_at_the_meeting_place_for_one_that_ended_is_told() {
+    for (options, ends) in [("-n 3 --keep-going", 7), ("-n 3", 0)] {
+        let start = Instant::now();
+        let run = format!(
+            "exec {} run --backend host --processes --experts 6 --tokens 4 --hidden 64",
+            env!("CARGO_BIN_EXE_moexpress")
+        );
+        let output = launch(options, &format!("if [ $RANK = 1 ]; then exit {ends}; fi; {run}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("rank 1 ended before joining"), "{said}");
+        assert_eq!(output.status.code(), Some(if ends == 0 { 1 } else { ends }), "{said}");
+        assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
+    }
+}
+
 #[test]
 fn one_that_a_signal_ends_counts_as_128_and_the_signal() {
     let output = launch("-n 2", &format!("if [ $RANK = 0 ]; then kill -9 $$; fi; {FOREVER}"));

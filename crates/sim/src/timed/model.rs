@@ -141,7 +141,8 @@ impl Model {
     }
 
     /// Nodes of an H200 over the loop (`docs/loop.md`), 50 GB/s a rank, where a kernel moves what is due and the rank's kernels have 24 multiprocessors
-    /// and 24 channels: a role is a team of four warps. Measured by clocks in kernels and loop (`docs/cuda-tried.md`), with rows of 14 KB.
+    /// and 24 channels: a role is a team of four warps. Measured by clocks in kernels and loop (`docs/cuda-tried.md`), with rows of 14 KB and the
+    /// kernels of `f3bff2e1`.
     ///
     /// | | | because |
     /// |---|---|---|
@@ -153,8 +154,8 @@ impl Model {
     /// | near rate, near latency | 2 TB/s, 1 us | assumed: within a GPU |
     /// | publish, poll | 1 us, 300 ns | assumed |
     ///
-    /// Measured and as this has it, us: dispatch 1392 to 1402 and 1333, combine 1541 to 1551 and 1408. With a far rate of 100 GB/s 819 to 827 and 743, 1009 to 1020
-    /// and 904.
+    /// Measured of those, of the kernels of `0d575cf5`, and as this has it, us: dispatch 1392 to 1402, 1319 and 1333, combine 1541 to 1551, 1367 and 1408. With a far rate of
+    /// 100 GB/s 819 to 827, 742 and 743, 1009 to 1020, 862 and 904.
     pub const fn h200_loop() -> Self {
         Self {
             near: Link { rate: Rate::gb_per_s(2_000), latency: Nanos(1_000) },

@@ -12,6 +12,8 @@ template <class T, class V> static inline T atomicAdd_system(T* at, V by) { retu
 #include "hca.cu"
 
 #include <atomic>
+#include <memory>
+#include <chrono>
 #include <cstdarg>
 #include <thread>
 
@@ -297,6 +299,48 @@ void fails(const Fault& fault) {
     if (adapter.queues[0].syndrome != fault.syndrome) wrong("broken by %x", adapter.queues[0].syndrome);
 }
 
+/* Queue pairs that fail while something of theirs is under way, as many as their warp has batches; then it serves another one, and the launch comes to its end. */
+void behind() {
+    tried = "faults behind what is under way";
+    std::vector<std::unique_ptr<Pair>> owned;
+    std::vector<Pair*> pairs;
+    for (ep_u32 i = 0; i < 13; ++i) pairs.push_back(owned.emplace_back(std::make_unique<Pair>(0x100 + i, i)).get());
+    Adapter adapter(pairs);
+    adapter.latency = microseconds(20000);
+    const auto write = [&](Pair& pair, ep_u32 syndrome) {
+        unsigned char* e = pair.element(8, 3, true, 100, syndrome);
+        pair.remote(e, kIova + 128 * (pair.posted - 65500), kRows);
+        pair.data(e + 32, 100, kOwn, kIova);
+        if (syndrome == 0) std::memcpy(&pair.expected[128 * (pair.posted - 65500)], &pair.source[0], 100);
+        else big4(e + 36, 0x999);
+        pair.ring(&adapter.page);
+    };
+    const auto pause = [](ep_u64 ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+    for (ep_u32 i = 0; i < 12; i += 3) write(*pairs[i], 0);
+    std::atomic<bool> posted{false}, ended{false}, late{false};
+    std::thread posts([&] {
+        pause(5);
+        for (ep_u32 i = 0; i < 12; i += 3) write(*pairs[i], 0x04);
+        pause(60);
+        write(*pairs[12], 0);
+        posted = true;
+    });
+    std::thread watches([&] {
+        for (int tenths = 0; tenths < 100 && !ended; ++tenths) pause(100);
+        late = !ended;
+        __atomic_store_n(&adapter.halt, 1u, __ATOMIC_RELEASE);
+    });
+    for (ep_u64 launch = 0; !late && (!posted || !adapter.is_done()); ++launch) adapter.launch(1, launch, microseconds(30000));
+    ended = true;
+    posts.join();
+    watches.join();
+    if (late) wrong("a launch serves nobody, and does not end");
+    for (Pair* pair : pairs) {
+        while (pair->told < pair->due.size()) pair->complete();
+        if (pair->rows != pair->expected) wrong("rows are not what was written");
+    }
+}
+
 /* A message takes as long as link and latency say, at least. */
 void speed() {
     Pair pair(0x5, 3);
@@ -319,6 +363,7 @@ int main(int count, char** given) {
     /* A launch that does not end ends the program. */
     alarm(120);
     for (const Fault& fault : kFaults) fails(fault);
+    behind();
     tried = "speed";
     speed();
     tried = "traffic";

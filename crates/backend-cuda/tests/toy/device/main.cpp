@@ -262,7 +262,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.role_count = round.combine_roles;
     a.fanout = address(p.fanout);
     a.depth = rank.view.me % 2 ? 2 : 8;
-    a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 2) % 4 : 1;
+    a.team = rank.view.w.nodes > 1 ? 1 + (rank.view.me + 2) % 6 : 1;
     a.short_runs = rank.view.me % 2;
     return a;
 }

@@ -242,6 +242,14 @@ impl Hall {
         }
     }
 
+    /// The process of a rank has ended: if it has not joined, it never will.
+    pub(super) fn ended(&mut self, rank: Rank) {
+        if self.seats.get(rank.index()).is_some_and(Option::is_none) {
+            let turned_away = std::mem::take(&mut self.turned_away);
+            self.fail(&Verdict::Ended { ranks: [rank].into_iter().collect(), turned_away });
+        }
+    }
+
     /// The process that holds the meeting place ends.
     pub(super) fn host_leaves(&mut self) {
         match self.seats[0] {

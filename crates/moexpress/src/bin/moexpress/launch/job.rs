@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::listed;
+use ep_bootstrap::{MeetingPlace, listed};
 use ep_core::Rank;
 
 use super::endings::{Arrival, Endings};
@@ -90,8 +90,13 @@ impl Job {
         printer.follow(rank.0, Stream::Err, OwnedFd::from(stderr))
     }
 
-    /// Returns when all processes have ended.
-    pub(super) fn run(&mut self, signals: &mut Signals, printer: &Printer) -> Result<String, Failure> {
+    /// Returns when all processes have ended. Those that wait at the meeting place for one that has hear of it.
+    pub(super) fn run(
+        &mut self,
+        signals: &mut Signals,
+        printer: &Printer,
+        place: &MeetingPlace,
+    ) -> Result<String, Failure> {
         let mut cause: Option<Cause> = None;
         let mut kill_at: Option<Instant> = None;
         while self.endings.len() < self.processes.len() {
@@ -117,6 +122,10 @@ impl Job {
                 self.processes.iter().for_each(Process::kill);
             }
             if let Ok(arrival) = self.arrivals.1.recv_timeout(PERIOD) {
+                // Where all are about to end, none of them is to complain of another.
+                if self.keep_going || arrival.ending.is_success() {
+                    place.has_ended(arrival.rank);
+                }
                 self.endings.push(arrival);
             }
         }

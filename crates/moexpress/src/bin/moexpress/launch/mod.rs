@@ -38,7 +38,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
     let port = args.master_port.map_or_else(free_port, Ok)?;
     // Here rather than in rank 0's process, so that ranks that go on without another may be any. Other libraries meet at
     // the master port.
-    let (_place, meeting) = hold_meeting_place(n, secret.clone())?;
+    let (place, meeting) = hold_meeting_place(n, secret.clone())?;
     let secret = secret.to_hex();
     let mut printer = Printer::new(n);
     let mut job = Job::new(args.grace, args.keep_going)?;
@@ -51,7 +51,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
             return Err(Failure::bad_input(format_args!("cannot start '{program}': {error}")));
         }
     }
-    let end = job.run(&mut signals, &printer);
+    let end = job.run(&mut signals, &printer, &place);
     let last = printer.finish(job.patience(), || !signals.pending().is_empty());
     // Of a job that has failed that is what to say.
     end.and_then(|text| last.map(|()| text).map_err(|why| job.unread(why)))
