@@ -404,20 +404,25 @@ impl RankDevice {
         args::DispatchRing { roles, role_count, ..*args }
     }
 
+    /// Who moves the rows of a dispatch of so many roles through rings: a block's teams, and as [`Teams::rooms`] has them each warp's room and a block's
+    /// shared memory.
+    fn carriers(&self, role_count: u32) -> (Teams, (u32, u32)) {
+        let w = &self.view.w;
+        if self.far.is_none() {
+            return (Teams { roles: RING_WARPS, warps: 1 }, (0, 0));
+        }
+        let teams = Teams::new(role_count, self.blocks, w.nodes);
+        let of_team = w.ranks_per_node * EXIT_BYTES + BATON_BYTES;
+        (teams, teams.rooms(of_team, w.scales_offset as u32, self.stream.device().shared_memory()))
+    }
+
     /// Rows that are not placed, through rings.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
-        let (args, w) = (&self.with_roles(args), &self.view.w);
-        let (teams, (room, shared_memory)) = if self.far.is_some() {
-            let teams = Teams::new(args.role_count, self.blocks, w.nodes);
-            let of_team = w.ranks_per_node * EXIT_BYTES + BATON_BYTES;
-            (teams, teams.rooms(of_team, w.scales_offset as u32, self.stream.device().shared_memory()))
-        } else {
-            (Teams { roles: RING_WARPS, warps: 1 }, (0, 0))
-        };
-        let Teams { roles, warps } = teams;
+        let args = &self.with_roles(args);
+        let (Teams { roles, warps }, (room, shared_memory)) = self.carriers(args.role_count);
         let (blocks, threads) = (args.role_count.div_ceil(roles), 32 * roles * warps);
         let shape = Launch { blocks, threads, shared_memory, mode: Mode::Cooperative };
         let args = &args::DispatchRing { team: warps, room, short_runs: self.short_runs.into(), ..*args };

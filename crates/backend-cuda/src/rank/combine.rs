@@ -180,7 +180,7 @@ impl RankDevice {
         Teams::new(role_count, self.blocks, w.nodes).fitting(role_count, self.blocks, desk, room)
     }
 
-    /// Refuses a communicator whose combines a block's shared memory has no room for, and one whose rings need more blocks than `blocks`, which run at the same
+    /// Refuses a communicator for whose rings a block's shared memory has no room, and one whose rings need more blocks than `blocks`, which run at the same
     /// time: ranks that share a GPU would wait for each other. With fewer channels a call has fewer roles.
     pub(super) fn check_rings(&self, channels: u32, blocks: u32) -> Result<(), Error> {
         let roles = |kind| self.roles.of(kind, channels).1;
@@ -190,13 +190,20 @@ impl RankDevice {
             let limit = format_args!("at most {blocks}, which a rank may have of its GPU: fewer channels");
             return Err(Error::invalid("multiprocessors for the roles of rings", needed, limit));
         }
-        let (needed, most) = (self.ranks() * SOURCE_BYTES + teams.roles * desk, self.stream.device().shared_memory());
-        if needed > most {
-            let remedy = "fewer choices of a token, ranks or channels, or more multiprocessors";
-            let limit = format_args!("at most {most}: {remedy}");
-            return Err(Error::invalid("bytes of a block that sums rows of rings", needed, limit));
+        let most = self.stream.device().shared_memory();
+        let (sums, (_, (_, moves))) =
+            (self.ranks() * SOURCE_BYTES + teams.roles * desk, self.carriers(roles(Kind::Dispatch)));
+        let needs = [
+            ("sums", sums, "fewer choices of a token, ranks or channels, or more multiprocessors"),
+            ("moves", moves, "fewer ranks of a node or channels, or more multiprocessors"),
+        ];
+        match needs.into_iter().find(|&(_, needed, _)| needed > most) {
+            Some((does, needed, remedy)) => {
+                let what = format!("bytes of a block that {does} rows of rings");
+                Err(Error::invalid(what, needed, format_args!("at most {most}: {remedy}")))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// What a combine has left to rings.

@@ -86,6 +86,15 @@ mod tests {
         }
     }
 
+    /// Eight roles of a warp on 98 KiB: what does not fit is told by its size, as the host compares that.
+    #[test]
+    fn rooms_that_do_not_fit_are_larger_than_the_memory() {
+        let bytes =
+            |ranks_per_node: u32| Teams { roles: 8, warps: 1 }.rooms(ranks_per_node * 72 + 48, 14336, 98 << 10).1;
+        assert!(bytes(8) <= 98 << 10 && bytes(128) <= 98 << 10, "{} {}", bytes(8), bytes(128));
+        assert!(bytes(160) > 98 << 10, "{}", bytes(160));
+    }
+
     /// 64 ranks of 8 nodes whose tokens have 32 choices, on 163 KiB: a channel and four of them.
     #[test]
     fn where_desks_are_large_a_block_carries_fewer_roles() {
