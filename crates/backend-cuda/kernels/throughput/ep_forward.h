@@ -226,8 +226,7 @@ EP_DEV EpSpot ep_goes_to(const EpRank& r, const EpDispatchRingArgs& a, const EpF
     const ep_u32 position = f.exits[local].next + before;
     if (ep_is_somewhere(f.exits[local].first.codes)) return ep_forward_spot(r, a, f, local, position);
     if (f.first + local != r.me) return ep_forward_slot(r, a, f, local, before);
-    const ep_u32 row = rows.out + position;
-    return EpSpot{ep_here((ep_u64)ep_out_codes(r, a, row)), ep_here((ep_u64)ep_out_scales(r, a, row)), ep_nowhere()};
+    return ep_spot_kept(r, a, rows.out + position);
 }
 
 /* Says whose a row is that goes to the rank `local`, with its k-th choice: to the user, or where that rank finds it. */

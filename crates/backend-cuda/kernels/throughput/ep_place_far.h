@@ -30,6 +30,11 @@ EP_DEV EpSpot ep_spot_after(const EpRank& r, const EpSpot& first, ep_u32 row) {
                   first.header + (ep_u64)row * r.w.header_bytes};
 }
 
+/* That of a row that this rank keeps, in memory of the user's. */
+EP_DEV EpSpot ep_spot_kept(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 row) {
+    return EpSpot{ep_here((ep_u64)ep_out_codes(r, a, row)), ep_here((ep_u64)ep_out_scales(r, a, row)), ep_nowhere()};
+}
+
 /* The first row of source at a rank. By a warp. */
 EP_DEV ep_u32 ep_first_row(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 source, ep_u32 rank) {
     ep_u32 sum = 0;
@@ -138,10 +143,7 @@ EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole&
 EP_DEV void ep_keep_own_in_team(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 channel, const EpTeam& team) {
     const ep_u32 first = ((const ep_u32*)a.first_of)[r.me];
     ep_each_batch(r, a, team, channel, r.me, [&](const EpTeam& turns, ep_u32 base, ep_u32 position, ep_u32 votes) {
-        const auto place = [&](ep_u32 position) {
-            const ep_u32 row = first + position;
-            return EpSpot{ep_here((ep_u64)ep_out_codes(r, a, row)), ep_here((ep_u64)ep_out_scales(r, a, row)), ep_nowhere()};
-        };
+        const auto place = [&](ep_u32 position) { return ep_spot_kept(r, a, first + position); };
         ep_carry_own(r, a, turns, base, position, votes, place, [&](ep_u32 k, ep_u32 token, ep_u32 position) {
             ep_keep(r, a, first + position, r.me, token, k, ep_choice(r, a, r.me, token, k));
         });
