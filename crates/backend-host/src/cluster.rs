@@ -12,7 +12,7 @@ use ep_core::transport::{Lanes, NoLanes, NoTransport, Place, Transport};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::far::Far;
-use crate::handoff::Door;
+use crate::handoff::Handoff;
 use crate::machine::Machine;
 use crate::meeting::{self, Table};
 use crate::node::{self, Node};
@@ -100,9 +100,9 @@ impl<T: Transport> Builder<T> {
         let layout = self.layout(&shape)?;
         let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
         let part = self.part(member.rank(), &layout);
-        let ((door, window, mut lanes), told) =
-            member.try_all_gather(part, |(door, ..)| door.told(), within, meeting::not_met)?;
-        let node = Node::met(&layout, window, member, (&door, &told), within);
+        let ((handoff, window, mut lanes), told) =
+            member.try_all_gather(part, |(handoff, ..)| handoff.told(), within, meeting::not_met)?;
+        let node = Node::met(&layout, window, member, (&handoff, &told), within);
         let offering = node.and_then(|node| Ok((node, lanes.as_mut().map(Lanes::offer).transpose()?)));
         let ((node, _), offers) = member.try_all_gather(
             offering,
@@ -134,11 +134,11 @@ impl<T: Transport> Builder<T> {
     }
 
     /// The window of a rank that is a process, where others ask for it, and its lanes to other nodes, if there are any.
-    fn part(&self, me: Rank, layout: &Layout) -> Result<(Door, OwnedFd, Option<T::Lanes>), Error> {
+    fn part(&self, me: Rank, layout: &Layout) -> Result<(Handoff, OwnedFd, Option<T::Lanes>), Error> {
         admit(layout, self.topology.ranks_per_node())?;
         let window = node::create(layout)?;
         let lanes = self.open(me, layout, &window)?;
-        Ok((Door::open(node::hash(layout))?, window, lanes))
+        Ok((Handoff::open(node::hash(layout))?, window, lanes))
     }
 
     /// The lanes of a rank to other nodes, if there are any.

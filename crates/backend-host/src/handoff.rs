@@ -1,25 +1,14 @@
-//! How processes give each other their windows: as descriptors in datagrams between Unix sockets without a path.
-//!
-//! Over the control plane, which knows who is who, each rank tells the name of its socket and a token. Whoever sends a
-//! descriptor there sends the token, too: other processes of the host may know the name, but not that.
+//! How processes give each other their windows: as descriptors, at a [`Door`] each. Over the control plane, which knows who is who, each rank tells where it is.
 
 use std::fmt::Display;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{Member, Parts};
+use ep_bootstrap::{DOOR_MESSAGE, Door, DoorAddress, Member, Parts, Visit};
 use ep_core::topology::Reach;
 use ep_core::{Error, Rank, RankSet, Topology};
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    SocketAddrUnix, recvmsg, sendmsg_addr,
-};
 
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -31,25 +20,21 @@ struct Told {
     hash: u64,
     /// Names the running system, the same for all processes and containers of a host.
     host: [u8; 16],
-    /// Of its socket.
-    name: [u8; 16],
-    /// What others prove themselves by.
-    token: [u8; 16],
+    /// Where it takes in windows.
+    door: DoorAddress,
 }
 
 impl Told {
-    const BYTES: usize = 56;
+    const BYTES: usize = 24 + DoorAddress::BYTES;
 
     fn to_bytes(self) -> Vec<u8> {
-        [&self.hash.to_le_bytes()[..], &self.host, &self.name, &self.token].concat()
+        [&self.hash.to_le_bytes()[..], &self.host, &self.door.to_bytes()].concat()
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (hash, rest) = bytes.split_first_chunk::<8>()?;
-        let (host, rest) = rest.split_first_chunk()?;
-        let (name, rest) = rest.split_first_chunk()?;
-        let token = rest.try_into().ok()?;
-        Some(Self { hash: u64::from_le_bytes(*hash), host: *host, name: *name, token })
+        let (host, door) = rest.split_first_chunk()?;
+        Some(Self { hash: u64::from_le_bytes(*hash), host: *host, door: DoorAddress::from_bytes(door)? })
     }
 }
 
@@ -61,18 +46,17 @@ pub(crate) struct Exchanged {
     pub(crate) here: u32,
 }
 
-/// Where the others ask this rank for its window, for one exchange.
-pub(crate) struct Door {
+/// What a rank brings to one exchange.
+pub(crate) struct Handoff {
     told: Told,
-    socket: Socket,
+    door: Door,
 }
 
-impl Door {
+impl Handoff {
     /// Of a rank whose layout has this hash.
     pub(crate) fn open(hash: u64) -> Result<Self, Error> {
-        let told = Told { hash, host: host(), name: random()?, token: random()? };
-        let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
-        Ok(Self { told, socket })
+        let door = Door::open().map_err(|error| failed("a Unix socket", error))?;
+        Ok(Self { told: Told { hash, host: host(), door: door.address() }, door })
     }
 
     /// What the others are told of it.
@@ -82,16 +66,16 @@ impl Door {
 }
 
 /// Gives the descriptor `own` to the other ranks of this one's node but those of `mask`, and returns theirs, by rank; none for all others. `all`: what
-/// all ranks told of their doors; this one has `door`.
+/// all ranks told; this one has `handoff`.
 pub(crate) fn exchange(
     member: &Member,
     topology: &Topology,
     mask: &RankSet,
     own: BorrowedFd<'_>,
-    (door, all): (&Door, &Parts),
+    (handoff, all): (&Handoff, &Parts),
     within: Duration,
 ) -> Result<Exchanged, Error> {
-    let (deadline, Door { told, socket }) = (Instant::now() + within, door);
+    let (deadline, Handoff { told, door }) = (Instant::now() + within, handoff);
     let near = |rank| topology.reach(member.rank(), rank) == Reach::Near;
     let read = |(rank, bytes): (Rank, &Option<Vec<u8>>)| {
         let expected = !mask.contains(rank);
@@ -100,7 +84,7 @@ pub(crate) fn exchange(
     let all: Vec<Option<Told>> = (0..).map(Rank).zip(all).map(read).collect::<Result<_, _>>()?;
     let others = (0..).map(Rank).zip(&all).filter(|&(rank, _)| rank != member.rank() && near(rank));
     let others = others.filter_map(|(rank, told)| Some((rank, (*told)?))).collect();
-    let mut exchange = Exchange::new(member.rank(), socket, &told.token, others, all.len());
+    let mut exchange = Exchange::new(member.rank(), door, others, all.len());
     while !exchange.advance(own)? {
         let late = exchange.missing().filter(|rank| member.lost().contains(*rank) || Instant::now() >= deadline);
         if let Some(rank) = late {
@@ -116,12 +100,6 @@ pub(crate) fn exchange(
 pub(crate) fn failed(what: impl Display, why: impl Display) -> Error {
     let what = format_args!("shared memory between processes: {what}");
     Error::broken(what, why, "start all ranks of a host in one container, as one user")
-}
-
-fn random() -> Result<[u8; 16], Error> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| failed("random numbers", error))?;
-    Ok(bytes)
 }
 
 /// The system's own identifier of this boot; zeroes where it tells none.
@@ -152,64 +130,10 @@ fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told, near: bool) -> Result<Told
     Ok(told)
 }
 
-/// The own end.
-struct Socket(UnixDatagram);
-
-impl Socket {
-    fn open(told: &Told) -> io::Result<Self> {
-        let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(told.name)?)?;
-        socket.set_nonblocking(true)?;
-        Ok(Self(socket))
-    }
-
-    /// Sends the descriptor `own` of rank `me`; false when there is no room for it now.
-    fn send(&self, to: &Told, me: Rank, own: BorrowedFd<'_>) -> io::Result<bool> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [own];
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-        let address = SocketAddrUnix::new_abstract_name(&to.name)?;
-        let message = [&to.token[..], &me.0.to_le_bytes()].concat();
-        match sendmsg_addr(&self.0, &address, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(_) => Ok(true),
-            // Of an ordinary user no more descriptors may be in the air than a process may have open: they become fewer as others take theirs.
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Takes in one datagram: a rank and its descriptor, if it holds that and the token. None when there is none now.
-    fn receive(&self, token: &[u8; 16]) -> io::Result<Option<Option<(Rank, OwnedFd)>>> {
-        let mut message = [0; 32];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let bytes = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut message)], &mut control, flags) {
-            Ok(received) => received.bytes,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let mut descriptors = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        });
-        let descriptor = descriptors.next().and_then(|mut descriptors| descriptors.next());
-        let rank = message[..bytes].strip_prefix(token).and_then(|rank| rank.try_into().ok());
-        let rank = rank.map(u32::from_le_bytes).map(Rank);
-        if let (Some(rank), None) = (rank, &descriptor) {
-            let why = "this process may not have more descriptors; allow more by `ulimit -n`";
-            return Err(io::Error::other(format!("the descriptor of rank {rank} came and was lost: {why}")));
-        }
-        Ok(Some(rank.zip(descriptor)))
-    }
-}
-
 /// An exchange under way.
 struct Exchange<'a> {
     me: Rank,
-    socket: &'a Socket,
-    /// What this rank told the others to prove themselves by.
-    token: &'a [u8; 16],
+    door: &'a Door,
     /// Ranks that have not been sent to, and what they told.
     unsent: Vec<(Rank, Told)>,
     /// Ranks that have not given theirs.
@@ -219,9 +143,9 @@ struct Exchange<'a> {
 
 impl<'a> Exchange<'a> {
     /// With `others`, of so many `ranks`.
-    fn new(me: Rank, socket: &'a Socket, token: &'a [u8; 16], others: Vec<(Rank, Told)>, ranks: usize) -> Self {
+    fn new(me: Rank, door: &'a Door, others: Vec<(Rank, Told)>, ranks: usize) -> Self {
         let awaited = others.iter().map(|&(rank, _)| rank).collect();
-        Self { me, socket, token, unsent: others, awaited, given: (0..ranks).map(|_| None).collect() }
+        Self { me, door, unsent: others, awaited, given: (0..ranks).map(|_| None).collect() }
     }
 
     /// The first rank from which something is missing, or to which something is.
@@ -233,7 +157,7 @@ impl<'a> Exchange<'a> {
     fn advance(&mut self, own: BorrowedFd<'_>) -> Result<bool, Error> {
         let mut unsent = Vec::new();
         for (rank, told) in self.unsent.drain(..) {
-            let sent = self.socket.send(&told, self.me, own).map_err(|error| {
+            let sent = self.door.send(&told.door, &self.me.0.to_le_bytes(), Some(own)).map_err(|error| {
                 let why = format_args!("{error}; it has ended, or its process has another network namespace");
                 failed("a Unix socket", format_args!("that of rank {rank}: {why}"))
             })?;
@@ -242,10 +166,16 @@ impl<'a> Exchange<'a> {
             }
         }
         self.unsent = unsent;
-        while let Some(taken) = self.socket.receive(self.token).map_err(|error| failed("a Unix socket", error))? {
-            if let Some((rank, descriptor)) = taken
-                && let Some(at) = self.awaited.iter().position(|&awaited| awaited == rank)
-            {
+        let mut message = [0; DOOR_MESSAGE];
+        while let Some(visit) = self.door.receive(&mut message).map_err(|error| failed("a Unix socket", error))? {
+            let Visit::Message(bytes, descriptor) = visit else { continue };
+            let Ok(rank) = message[..bytes].try_into().map(u32::from_le_bytes).map(Rank) else { continue };
+            let descriptor = descriptor.ok_or_else(|| {
+                let why = "this process may not have more descriptors; allow more by `ulimit -n`";
+                let lost = format_args!("the descriptor of rank {rank} came and was lost: {why}");
+                failed("a Unix socket", io::Error::other(lost.to_string()))
+            })?;
+            if let Some(at) = self.awaited.iter().position(|&awaited| awaited == rank) {
                 self.awaited.remove(at);
                 self.given[rank.index()] = Some(descriptor);
             }
@@ -262,7 +192,7 @@ mod tests {
     use crate::window;
 
     fn told(hash: u64) -> Told {
-        Told { hash, host: host(), name: random().unwrap(), token: random().unwrap() }
+        Handoff::open(hash).unwrap().told
     }
 
     #[test]
@@ -282,19 +212,14 @@ mod tests {
     #[test]
     fn more_ranks_than_a_socket_holds_datagrams_exchange_descriptors() {
         const RANKS: u64 = 24;
-        let all: Vec<Told> = (0..RANKS).map(|_| told(0)).collect();
-        let sockets: Vec<Socket> = all.iter().map(|told| Socket::open(told).unwrap()).collect();
-        // A stranger who does not know the token is not heard.
-        let stranger = window::create(99).unwrap();
-        let guess = Told { token: [0; 16], ..all[0] };
-        assert!(Socket::open(&told(0)).unwrap().send(&guess, Rank(1), stranger.as_fd()).unwrap());
+        let all: Vec<Handoff> = (0..RANKS).map(|_| Handoff::open(0).unwrap()).collect();
         thread::scope(|scope| {
-            for (me, socket) in (0..).map(Rank).zip(&sockets) {
+            for (me, handoff) in (0..).map(Rank).zip(&all) {
                 let all = &all;
                 scope.spawn(move || {
                     let own = window::create(100 + u64::from(me.0)).unwrap();
-                    let others = (0..).map(Rank).zip(all.iter().copied()).filter(|&(rank, _)| rank != me).collect();
-                    let mut exchange = Exchange::new(me, socket, &all[me.index()].token, others, all.len());
+                    let others = (0..).map(Rank).zip(all.iter().map(|one| one.told)).filter(|&(rank, _)| rank != me);
+                    let mut exchange = Exchange::new(me, &handoff.door, others.collect(), all.len());
                     while !exchange.advance(own.as_fd()).unwrap() {
                         thread::sleep(PAUSE);
                     }
@@ -311,10 +236,9 @@ mod tests {
 
     #[test]
     fn a_socket_that_is_not_there_is_named() {
-        let all = [told(0), told(0)];
-        let socket = Socket::open(&all[0]).unwrap();
+        let (handoff, gone) = (Handoff::open(0).unwrap(), told(0));
         let own = window::create(8).unwrap();
-        let mut exchange = Exchange::new(Rank(0), &socket, &all[0].token, vec![(Rank(1), all[1])], 2);
+        let mut exchange = Exchange::new(Rank(0), &handoff.door, vec![(Rank(1), gone)], 2);
         let error = exchange.advance(own.as_fd()).unwrap_err().to_string();
         assert!(error.contains("that of rank 1"), "{error}");
     }

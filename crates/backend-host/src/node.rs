@@ -9,7 +9,7 @@ use ep_bootstrap::{Member, Parts};
 use ep_core::{Error, Layout, Rank, RankSet};
 use rustix::io::Errno;
 
-use crate::handoff::{self, Door};
+use crate::handoff::{self, Handoff};
 use crate::meeting;
 use crate::memory::Mapping;
 use crate::pace;
@@ -34,16 +34,16 @@ impl Node {
         Ok(Arc::new(Self::of(windows.collect::<Result<_, _>>()?)))
     }
 
-    /// Of ranks that are processes: the ranks of a node give each other their windows; that of this rank is `own`. `doors`: where this rank is asked
-    /// for its window, and what all ranks told of theirs.
+    /// Of ranks that are processes: the ranks of a node give each other their windows; that of this rank is `own`. `handoff`: what this rank
+    /// brings to the exchange, and what all ranks told.
     pub(crate) fn met(
         layout: &Layout,
         own: OwnedFd,
         member: &Member,
-        doors: (&Door, &Parts),
+        handoff: (&Handoff, &Parts),
         within: Duration,
     ) -> Result<Arc<Self>, Error> {
-        let given = handoff::exchange(member, layout.topology(), &RankSet::new(), own.as_fd(), doors, within)?;
+        let given = handoff::exchange(member, layout.topology(), &RankSet::new(), own.as_fd(), handoff, within)?;
         let handoff::Exchanged { given, here } = given;
         pace::expect(here);
         let windows = layout.topology().all().zip(given).map(|(rank, given)| match given {
@@ -79,9 +79,9 @@ impl Node {
             tracing::warn!(%error, rank = member.rank().0, ?lost, "a window stays where ranks that were lost can write: there is no memory for another");
         });
         let copied = copied.ok();
-        let (window, door) = (copied.as_ref().unwrap_or(old), Door::open(hash(layout))?);
-        let doors = meeting::gather(member, &door.told(), within)?;
-        let given = handoff::exchange(member, layout.topology(), lost, window.as_fd(), (&door, &doors), within)?.given;
+        let (window, handoff) = (copied.as_ref().unwrap_or(old), Handoff::open(hash(layout))?);
+        let all = meeting::gather(member, &handoff.told(), within)?;
+        let given = handoff::exchange(member, layout.topology(), lost, window.as_fd(), (&handoff, &all), within)?.given;
         for (rank, given) in layout.topology().all().zip(&given) {
             let (Some(window), Some(given)) = (self.window(rank), given) else { continue };
             window::check(given, layout.window_bytes()).map_err(|why| of_rank(rank, why))?;

@@ -82,6 +82,8 @@
 //! sets how many.
 #![forbid(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+mod door;
 pub mod environment;
 mod error;
 mod identity;
@@ -95,6 +97,8 @@ mod socket;
 mod verdict;
 mod wire;
 
+#[cfg(target_os = "linux")]
+pub use door::{DOOR_MESSAGE, Door, DoorAddress, Visit};
 pub use environment::{Environment, EnvironmentError, MEETING_VARIABLE};
 pub use error::{Call, Error};
 pub use identity::{Identity, Value};

@@ -102,6 +102,7 @@ TWIN int cuDeviceGetAttribute(int* value, int attribute, int) {
         case 76: *value = kMinor; break;
         case 33: case 34: case 50: *value = 0; break; /* its place on the PCI bus: the host's own */
         case 97: *value = kSharedMemory; break;
+        case 102: case 103: *value = 1; break; /* Memory that is mapped piece by piece, and descriptors of it (pages.cpp). */
         case 118: *value = 100; break; /* What an adapter writes is in order for kernels of the GPU. */
         case 124: *value = 1; break;   /* There are descriptors of its memory (adapter.cpp). */
         default: return refuse("such attribute of a GPU");
@@ -122,7 +123,8 @@ TWIN int cuCtxEnablePeerAccess(int*, unsigned) { return kSuccess; }
 /* ---- memory ---- */
 
 TWIN int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
-    *free = *total = kMemory;
+    *free = kMemory - living_pages();
+    *total = kMemory;
     return kSuccess;
 }
 TWIN int cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {

@@ -46,7 +46,7 @@ const OWN: [(&str, &str); 3] = [
     ("ep_bulk.h", include_str!("../device/ep_bulk.h")),
 ];
 /// The text of both libraries.
-const DRIVER: [(&str, &str); 9] = [
+const DRIVER: [(&str, &str); 10] = [
     ("driver.h", include_str!("../driver/driver.h")),
     ("capture.h", include_str!("../driver/capture.h")),
     ("stream.h", include_str!("../driver/stream.h")),
@@ -55,6 +55,7 @@ const DRIVER: [(&str, &str); 9] = [
     ("stream.cpp", include_str!("../driver/stream.cpp")),
     ("graph.cpp", include_str!("../driver/graph.cpp")),
     ("module.cpp", include_str!("../driver/module.cpp")),
+    ("pages.cpp", include_str!("../driver/pages.cpp")),
     ("nvrtc.cpp", include_str!("../driver/nvrtc.cpp")),
 ];
 /// How kernels and the toy are compiled: every operation rounds, memory is words, whatever the struct that a word is read as, and no library shares
@@ -71,6 +72,7 @@ const LIBRARIES: [(&str, &[&str]); 2] = [
             "driver/stream.cpp",
             "driver/graph.cpp",
             "driver/module.cpp",
+            "driver/pages.cpp",
             "device/machine.o",
         ],
     ),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::pieces::{Ages, Piece, Pieces};
 use crate::error::Fault;
 use crate::layout::{Block, Layout, OPEN_ROOM, RowFormat, SLOT_ALIGN};
 use crate::machine::Window;
@@ -23,6 +24,8 @@ struct Free {
     suspects: Vec<Span>,
     /// What ranks that were lost may touch. Never handed out again.
     barred: Vec<Span>,
+    /// Where memory comes and goes.
+    pieces: Pieces,
 }
 
 /// What of `span` lies outside of `others`.
@@ -57,6 +60,7 @@ impl Free {
         if span.len == 0 {
             return;
         }
+        self.pieces.touch(span);
         match self.barred.is_empty() {
             true => self.insert(span),
             false => outside(span, &self.barred).into_iter().for_each(|part| self.insert(part)),
@@ -103,9 +107,49 @@ impl Arena {
         let start = span.offset.0.next_multiple_of(SLOT_ALIGN);
         let len = span.end().saturating_sub(start) / SLOT_ALIGN * SLOT_ALIGN;
         let ranges = if len > 0 { vec![Offset(start).span(len)] } else { Vec::new() };
-        let free =
-            Free { ranges, epoch: 0, lossy: Vec::new(), stuck: Vec::new(), suspects: Vec::new(), barred: Vec::new() };
+        let free = Free {
+            ranges,
+            epoch: 0,
+            lossy: Vec::new(),
+            stuck: Vec::new(),
+            suspects: Vec::new(),
+            barred: Vec::new(),
+            pieces: Pieces::default(),
+        };
         Self { free: Arc::new(Mutex::new(free)) }
+    }
+
+    /// The same of which only what lies before `end` has memory; the rest [comes](Self::came) and [goes](Self::withdraw) piece by piece. `ages`: of the device
+    /// that the memory is of.
+    pub fn growing(span: Span, end: Offset, ages: &Arc<Ages>) -> Self {
+        let this = Self::new(span.offset.span(end.0.clamp(span.offset.0, span.end()) - span.offset.0));
+        this.free().pieces = Pieces::new(ages);
+        this
+    }
+
+    /// A piece has memory from now on. It lies in the arena of the window, and had none.
+    pub fn came(&self, piece: Span) {
+        let mut free = self.free();
+        free.pieces.came(piece);
+        free.insert(piece);
+    }
+
+    /// Pieces that nobody has or may touch, nor what was enqueued when they were given back.
+    pub fn spare(&self) -> Vec<Piece> {
+        let free = self.free();
+        // What was told in an operation that may have failed may have been given back since.
+        if free.suspects.is_empty() { free.pieces.spare(&free.ranges) } else { Vec::new() }
+    }
+
+    /// Takes away a piece that was [spare](Self::spare), unless somebody has had some of it since: then false, and nothing has changed.
+    pub fn withdraw(&self, piece: &Piece) -> bool {
+        let mut free = self.free();
+        let is_spare = free.suspects.is_empty() && free.pieces.spare(&free.ranges).contains(piece);
+        if is_spare {
+            free.pieces.went(piece);
+            free.ranges = free.ranges.iter().flat_map(|&range| outside(range, &[piece.span])).collect();
+        }
+        is_spare
     }
 
     /// A block of `rows` rows, or none when there is no room. A block of no rows needs no room.
@@ -128,7 +172,7 @@ impl Arena {
     }
 
     /// Rows for which there is room in one piece, and for as many results behind them.
-    fn room(&self, format: &RowFormat) -> u32 {
+    pub fn room(&self, format: &RowFormat) -> u32 {
         let longest = self.free().ranges.iter().map(|range| range.len).max().unwrap_or(0);
         let needed = |rows: u32| format.block_bytes(rows.into()) + format.results().block_bytes(rows.into());
         let (mut room, mut beyond) = (0, OPEN_ROOM);
@@ -346,6 +390,68 @@ mod tests {
         }
         assert_eq!(arena.free().ranges.len(), 1);
         assert!(arena.take(&format, 0).is_some());
+    }
+
+    /// An arena of two blocks, the second of which is a piece that came, and that piece.
+    fn grown(format: &RowFormat, ages: &Arc<Ages>) -> (Arena, Span) {
+        let len = format.block_bytes(1);
+        let piece = Offset(SLOT_ALIGN + len).span(len);
+        let arena = Arena::growing(Offset(SLOT_ALIGN).span(4 * len), piece.offset, ages);
+        let first = arena.take(format, 1).unwrap();
+        assert!(arena.take(format, 1).is_none(), "there is no memory behind the first block");
+        arena.came(piece);
+        arena.give(&first);
+        (arena, piece)
+    }
+
+    #[test]
+    fn what_came_is_one_piece_with_what_was_there() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let (arena, _) = grown(&format, &Arc::default());
+        let len = format.block_bytes(1);
+        assert_eq!(arena.free().ranges, [Offset(SLOT_ALIGN).span(2 * len)]);
+    }
+
+    /// A kernel that reads rows which were given back runs before the first kernel of the next call, or beside that of one under way.
+    #[test]
+    fn a_piece_goes_when_a_call_has_come_so_far_that_began_after_it_was_given_back() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let ages = Arc::new(Ages::default());
+        let (arena, piece) = grown(&format, &ages);
+        let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        let early = ages.begin();
+        both.iter().for_each(|block| arena.give(block));
+        ages.settle(early);
+        assert!(arena.spare().is_empty(), "that call began before");
+        let late = ages.begin();
+        assert!(arena.spare().is_empty(), "that call has not come so far");
+        ages.settle(late);
+        let spare = arena.spare();
+        assert_eq!(spare.iter().map(|spare| spare.span).collect::<Vec<_>>(), [piece], "the first block never goes");
+        let again = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        assert!(arena.spare().is_empty() && !arena.withdraw(&spare[0]), "somebody has it");
+        again.iter().for_each(|block| arena.give(block));
+        assert!(!arena.withdraw(&spare[0]), "somebody had it since");
+        ages.settle(ages.begin());
+        assert!(arena.withdraw(&arena.spare()[0]) && arena.spare().is_empty());
+        assert!(arena.take(&format, 1).is_some() && arena.take(&format, 1).is_none(), "the first block is there");
+        arena.came(piece);
+        assert!(arena.spare().is_empty(), "as old as the last call");
+    }
+
+    #[test]
+    fn no_piece_goes_of_which_a_peer_was_told_that_may_come_late() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let ages = Arc::new(Ages::default());
+        let (arena, _) = grown(&format, &ages);
+        let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        arena.suspect(&both[1]);
+        both.iter().for_each(|block| arena.give(block));
+        ages.settle(ages.begin());
+        assert!(arena.spare().is_empty(), "before the recovery");
+        arena.recovered(true);
+        ages.settle(ages.begin());
+        assert!(arena.spare().is_empty(), "a lost rank may touch it for ever");
     }
 
     /// Of 128 bytes, as a GPU's cache has them: rows beside one are dispatched and combined more slowly.

@@ -2,11 +2,13 @@
 
 mod apart;
 mod arena;
+mod pieces;
 mod pool;
 mod rows;
 
 pub use apart::Scales;
 pub use arena::{Arena, Held, Lease};
+pub use pieces::{Ages, Piece};
 pub use pool::Buffer;
 pub(crate) use pool::Pool;
 pub use rows::HostRows;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use super::mark::Mark;
 use super::stats::Ways;
-use crate::buffers::Arena;
+use crate::buffers::{Ages, Arena};
 use crate::error::{Error, Failure, Fault};
 use crate::layout::{Block, Layout};
 use crate::machine::{Agreement, Proposal};
+use crate::port::Offset;
 use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::topology::{Rank, RankSet, Topology};
@@ -54,6 +55,12 @@ impl Desk {
             granted: None,
             ways: Ways::default(),
         }
+    }
+
+    /// The same with an arena that [grows](Arena::growing) from `end` on. Before the first call.
+    pub fn growing(mut self, end: Offset, ages: &Arc<Ages>) -> Self {
+        self.arena = Arena::growing(self.layout.arena(), end, ages);
+        self
     }
 
     /// The layout of every rank's window.
