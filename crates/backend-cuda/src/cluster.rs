@@ -21,7 +21,7 @@ use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::far::{ByProxy, Network, Offers, Posted, Staging};
 use crate::memory;
-use crate::node::{Moving, Node};
+use crate::node::{Growth, Moving, Node, PATIENCE};
 use crate::posting::PostingGpu;
 #[cfg(feature = "workshop")]
 use crate::probe;
@@ -36,6 +36,7 @@ const MULTIPROCESSORS: u32 = 24;
 pub struct Builder {
     topology: Topology,
     settings: Option<Settings>,
+    arena_at_first: Option<u64>,
     gpus: Option<Vec<usize>>,
     multiprocessors: Option<u32>,
     left: u32,
@@ -88,6 +89,14 @@ impl Builder {
     /// How the windows are cut. Automatic: those of [`Cluster::settings`].
     pub const fn settings(mut self, settings: Settings) -> Self {
         self.settings = Some(settings);
+        self
+    }
+
+    /// Bytes of its arena that a rank has at first. The rest of what the settings say comes as batches, and results that are kept, need it, while a sixteenth
+    /// of the GPU's memory is left free; and goes some seconds after nobody has it. Then a tensor that was given back may be read by what was enqueued before, to the
+    /// stream that the next call follows, and by nothing else. On one node, on Linux. Automatic: all of it, from the beginning to the end.
+    pub const fn arena_at_first(mut self, bytes: u64) -> Self {
+        self.arena_at_first = Some(bytes);
         self
     }
 
@@ -176,8 +185,8 @@ impl Builder {
         let options = self.options(&devices, sharing)?;
         let layout = self.layout(&shape, Some(options.blocks))?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
-        memory::admit(&devices, &memory::of_window(&layout))?;
-        let node = Node::here(&devices, &layout, self.poisons())?;
+        memory::admit(&devices, &self.window_footprint(&layout))?;
+        let (node, growths) = self.node(&devices, &layout)?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let offers = Arc::new(Offers::new(ranks));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
@@ -185,7 +194,8 @@ impl Builder {
             let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref(), network)?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
         });
-        let endpoints = endpoints.collect::<Result<Vec<_>, Error>>()?;
+        let mut endpoints = endpoints.collect::<Result<Vec<_>, Error>>()?;
+        endpoints.iter_mut().zip(growths).try_for_each(|(endpoint, growth)| endpoint.grow(growth, PATIENCE))?;
         let far = || endpoints.iter().filter_map(CudaEndpoint::far);
         let offers = far().map(|far| far.lanes().offer().map(Some)).collect::<Result<Vec<_>, _>>()?;
         far().try_for_each(|far| far.lanes().connect(&offers))?;
@@ -197,7 +207,7 @@ impl Builder {
     /// # Errors
     /// [`Error::Invalid`] for sizes.
     pub fn footprint(&self, shape: &Shape) -> Result<Estimate, Error> {
-        Ok(memory::of_window(&self.layout(shape, self.multiprocessors)?))
+        Ok(self.window_footprint(&self.layout(shape, self.multiprocessors)?))
     }
 
     /// The GPU of each rank of this process, and how many ranks share one at most.
@@ -220,11 +230,31 @@ impl Builder {
         if self.topology.nodes() > 1 {
             self.check_nodes()?;
         }
-        layout_of(shape, &self.topology, &settings)
+        let layout = layout_of(shape, &self.topology, &settings)?;
+        if let Some(at_first) = self.arena_at_first.filter(|&at_first| at_first > settings.arena_bytes()) {
+            let limit = format_args!("at most {}, those of the arena", settings.arena_bytes());
+            return Err(Error::invalid("bytes of the arena at first", at_first, limit));
+        }
+        Ok(layout)
+    }
+
+    fn window_footprint(&self, layout: &Layout) -> Estimate {
+        self.arena_at_first.map_or_else(|| memory::of_window(layout), |bytes| memory::of_growing(layout, bytes))
+    }
+
+    /// The windows of all ranks, which are threads; and what grows of them.
+    fn node(&self, devices: &[Arc<Device>], layout: &Layout) -> Result<(Arc<Node>, Vec<Growth>), Error> {
+        let Some(at_first) = self.arena_at_first else {
+            return Ok((Node::here(devices, layout, self.poisons())?, Vec::new()));
+        };
+        Node::growing_here(devices, layout, at_first, self.poisons())
     }
 
     /// Ranks of several nodes reach each other over a network.
     fn check_nodes(&self) -> Result<(), Error> {
+        if self.arena_at_first.is_some() {
+            return Err(Error::unsupported("an arena that grows, over several nodes", "one that is there at first"));
+        }
         if self.network.is_none() {
             return Err(Error::unsupported(
                 "several nodes on GPUs",
@@ -295,6 +325,7 @@ impl Cluster {
         Builder {
             topology,
             settings: None,
+            arena_at_first: None,
             gpus: None,
             multiprocessors: None,
             left: 0,

@@ -38,6 +38,12 @@ pub(crate) fn of_window(layout: &Layout) -> Estimate {
     Estimate::of_windows(layout, 1)
 }
 
+/// What a window that grows has at first, so many bytes of its arena.
+pub(crate) fn of_growing(layout: &Layout, at_first: u64) -> Estimate {
+    let others = layout.window_bytes() - layout.arena().len;
+    Estimate::default().with("windows", others.saturating_add(at_first))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,10 +1,13 @@
 //! The windows of all ranks of a node, as one rank's GPU reaches them.
 
 mod copies;
+mod growing;
 mod hosts;
+mod keeper;
 #[cfg(target_os = "linux")]
 mod mirror;
 mod mover;
+mod said;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +17,13 @@ use ep_bootstrap::{Member, Parts};
 use ep_core::topology::Reach;
 use ep_core::{Error, Layout, Rank, RankSet};
 
-use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
+use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream, Stretch};
 use crate::error::CudaError;
 
 pub(crate) use copies::{Copies, Moving};
+pub(crate) use growing::{Brought, Growth};
 pub(crate) use hosts::number_here;
+pub(crate) use keeper::Keeper;
 
 /// What windows are filled with where they are poisoned: cells of no generation, operations of no row.
 const POISON: u8 = 0xee;
@@ -33,6 +38,8 @@ enum Window {
     Here(DeviceMemory),
     /// Of another one.
     There(Imported),
+    /// Of this process or of another one, where memory comes and goes.
+    Growing(Arc<Stretch>),
 }
 
 /// The windows that this process reaches, zeroed at first.
@@ -48,6 +55,8 @@ pub(crate) struct Node {
     is_lossy: AtomicBool,
     /// Whether kernels of a rank of this process may still run: nobody could wait for them.
     may_run: AtomicBool,
+    /// Whether work of others that was enqueued may still read results that lie in a window of this process.
+    may_be_read: AtomicBool,
     /// Whether this rank has come to where all part, and whether the kernels of all ranks have ended, here and elsewhere.
     has_come: AtomicBool,
     has_parted: AtomicBool,
@@ -62,16 +71,13 @@ impl Node {
             }
         }
         let windows = devices.iter().map(|device| Ok(Some(Window::Here(window(device, layout, poison)?))));
-        let gone = devices.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Arc::new(Self {
-            windows: windows.collect::<Result<_, CudaError>>()?,
-            gone,
-            met: None,
-            is_lossy: AtomicBool::new(false),
-            may_run: AtomicBool::new(false),
-            has_come: AtomicBool::new(false),
-            has_parted: AtomicBool::new(false),
-        }))
+        Ok(Arc::new(Self::of(windows.collect::<Result<_, CudaError>>()?, devices.len(), None)))
+    }
+
+    fn of(windows: Vec<Option<Window>>, threads: usize, met: Option<(Arc<Member>, Duration)>) -> Self {
+        let gone = (0..threads).map(|_| AtomicBool::new(false)).collect();
+        let [is_lossy, may_run, may_be_read, has_come, has_parted] = [(); 5].map(|()| AtomicBool::new(false));
+        Self { windows, gone, met, is_lossy, may_run, may_be_read, has_come, has_parted }
     }
 
     /// Of ranks that are processes: this one's window on `device`, the others' of its node by the handles that all have told. Beside it, whether they could be
@@ -94,9 +100,7 @@ impl Node {
             Reach::Near | Reach::Far => None,
         };
         let windows = layout.topology().all().zip(handles).map(window).collect();
-        let met = Some((Arc::clone(member), within));
-        let [is_lossy, may_run, has_come, has_parted] = [(); 4].map(|()| AtomicBool::new(false));
-        (Arc::new(Self { windows, gone: Vec::new(), met, is_lossy, may_run, has_come, has_parted }), reached)
+        (Arc::new(Self::of(windows, 0, Some((Arc::clone(member), within)))), reached)
     }
 
     /// Where kernels see the window of `rank`; nowhere, 0, where it is a process of another node.
@@ -104,6 +108,7 @@ impl Node {
         match &self.windows[rank.index()] {
             Some(Window::Here(memory)) => memory.address(),
             Some(Window::There(memory)) => memory.address(),
+            Some(Window::Growing(memory)) => memory.address(),
             None => 0,
         }
     }
@@ -151,6 +156,11 @@ impl Node {
         self.may_run.store(true, Ordering::Relaxed);
     }
 
+    /// Results that lie in a window of this process outlive its rank.
+    pub(crate) fn outlive(&self) {
+        self.may_be_read.store(true, Ordering::Relaxed);
+    }
+
     /// The ranks went on without some.
     pub(crate) fn lose(&self) {
         self.is_lossy.store(true, Ordering::Relaxed);
@@ -165,12 +175,14 @@ impl Drop for Node {
     fn drop(&mut self) {
         // Whoever did not part may live and have this window mapped. (Ranks that are threads share this value, and so keep it.)
         let is_left = self.met.is_some() && (!*self.has_parted.get_mut() || *self.is_lossy.get_mut());
-        if is_left || *self.may_run.get_mut() {
-            let own = self.windows.iter_mut().flatten();
-            own.for_each(|window| match window {
-                Window::Here(memory) => memory.lose(),
-                Window::There(_) => {}
-            });
+        let may_run = *self.may_run.get_mut();
+        for window in self.windows.drain(..).flatten() {
+            match window {
+                Window::Here(mut memory) if is_left || may_run => memory.lose(),
+                Window::Here(_) | Window::There(_) => {}
+                // Memory lives on where others have it mapped, so these need not have parted.
+                Window::Growing(memory) => growing::end(memory, may_run, *self.may_be_read.get_mut()),
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::error::CudaError;
 use crate::far::{Network, Offers};
 use crate::kernels::Kernels;
 use crate::memory;
-use crate::node::{Node, PATIENCE, number_here, window};
+use crate::node::{Brought, Node, PATIENCE, number_here, window};
 use crate::rank::{Options, RankDevice, check_low};
 
 impl Builder {
@@ -40,11 +40,25 @@ impl Builder {
         let deadline = Duration::from_nanos(layout.settings().deadline().0);
         let patience = deadline.max(PATIENCE);
         let number = number_here(&layout, member, present(), patience)?;
-        let handle = |own: &Own| own.handle.to_bytes().to_vec();
-        let own = member.try_all_gather(self.own(&shape, number), handle, patience, CudaError::meeting)?;
-        let (Own { device, layout, options, window, .. }, handles) = own;
-        let (node, reached) = Node::met(&device, window, &layout, member, deadline, &handles);
-        let endpoint = match reached.and_then(|()| self.endpoint(&device, &layout, member, &node, options)) {
+        let told = |own: &Own| own.window.told();
+        let own = member.try_all_gather(self.own(&shape, number), told, patience, CudaError::meeting)?;
+        let (Own { device, layout, options, window }, told) = own;
+        let (node, growth) = match window {
+            OwnWindow::Fixed(window, _) => {
+                let (node, reached) = Node::met(&device, window, &layout, member, deadline, &told);
+                (node, reached.map(|()| None))
+            }
+            OwnWindow::Growing(brought) => {
+                let (node, growth) = Node::growing_met(&device, brought, &layout, member, deadline, &told);
+                (node, growth.map(Some))
+            }
+        };
+        let endpoint = growth.and_then(|growth| {
+            let mut endpoint = self.endpoint(&device, &layout, member, &node, options)?;
+            growth.map_or(Ok(()), |growth| endpoint.grow(growth, patience))?;
+            Ok(endpoint)
+        });
+        let endpoint = match endpoint {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 member.tell_failed(&error, patience);
@@ -71,14 +85,20 @@ impl Builder {
         let options = self.options(from_ref(&device), 1)?;
         let layout = self.layout(shape, Some(options.blocks))?;
         check_low(&device, &layout)?;
-        memory::admit(from_ref(&device), &memory::of_window(&layout))?;
+        memory::admit(from_ref(&device), &self.window_footprint(&layout))?;
         // Before the ranks wait for each other: it may take long.
         let shape = options.specialises.then(|| KernelWindow::from(&layout));
         let lanes = self.network().map(|network| network.source());
         Kernels::of(&device, self.checks.is_some(), lanes.as_ref(), shape.as_ref())?;
-        let window = window(&device, &layout, self.poisons())?;
-        let handle = window.handle()?;
-        Ok(Own { device, layout, options, window, handle })
+        let window = match self.arena_at_first {
+            Some(at_first) => OwnWindow::Growing(Brought::new(&device, &layout, at_first, self.poisons())?),
+            None => {
+                let window = window(&device, &layout, self.poisons())?;
+                let handle = window.handle()?;
+                OwnWindow::Fixed(window, handle)
+            }
+        };
+        Ok(Own { device, layout, options, window })
     }
 
     /// The rank itself, which reaches the windows of its node.
@@ -117,7 +137,22 @@ struct Own {
     /// With kernels of so many blocks as its GPU has.
     layout: Layout,
     options: Options,
-    window: DeviceMemory,
-    /// What others open the window by.
-    handle: MemoryHandle,
+    window: OwnWindow,
+}
+
+/// The rank's window.
+enum OwnWindow {
+    /// And what others open it by.
+    Fixed(DeviceMemory, MemoryHandle),
+    Growing(Brought),
+}
+
+impl OwnWindow {
+    /// What the others are told of it.
+    fn told(&self) -> Vec<u8> {
+        match self {
+            Self::Fixed(_, handle) => handle.to_bytes().to_vec(),
+            Self::Growing(brought) => brought.told(),
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use ep_core::engine::Ages;
 
 use super::check;
 use crate::error::CudaError;
@@ -24,6 +25,10 @@ pub struct Device {
     pub(super) beside: super::graph::Beside,
     /// Blocks of other processes.
     pub(super) imports: Mutex<super::ipc::Imports>,
+    /// By which calls of it one knows what has ended.
+    ages: Arc<Ages>,
+    /// Memory that goes when what was enqueued before has ended, with its age.
+    buried: Mutex<Vec<(u64, super::Stretch)>>,
     /// Events without timing.
     events: Mutex<Vec<super::stream::SpareEvent>>,
 }
@@ -92,6 +97,8 @@ impl Device {
             kept: Mutex::default(),
             beside: Mutex::default(),
             imports: Mutex::default(),
+            ages: Arc::default(),
+            buried: Mutex::default(),
             events: Mutex::default(),
         })
     }
@@ -135,10 +142,7 @@ impl Device {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn left(&self) -> Result<u64, CudaError> {
-        self.bind()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: the context is current; both numbers are written to.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        let (free, _) = self.free()?;
         let pooled = |attribute| {
             let mut bytes = 0_u64;
             // SAFETY: the pool lives for ever; these attributes are u64, which are written to.
@@ -148,7 +152,38 @@ impl Device {
         let held = pooled(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         let used = pooled(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).bytes();
-        Ok((free as u64).saturating_add(kept).saturating_add(held.saturating_sub(used)))
+        Ok(free.saturating_add(kept).saturating_add(held.saturating_sub(used)))
+    }
+
+    /// Bytes of its memory that the driver has free, and all that it has.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub(crate) fn free(&self) -> Result<(u64, u64), CudaError> {
+        self.bind()?;
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: the context is current; both numbers are written to.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut all) })?;
+        Ok((free as u64, all as u64))
+    }
+
+    /// By which calls of this GPU one knows what has ended. A call begins behind what was enqueued before it, and settles when the host has heard from its kernels.
+    pub(crate) const fn ages(&self) -> &Arc<Ages> {
+        &self.ages
+    }
+
+    /// Lets memory go that nobody of this process reads or writes any more, but by what was enqueued before: once a later call has settled.
+    pub(crate) fn bury(&self, stretch: super::Stretch) {
+        self.buried.lock().unwrap_or_else(PoisonError::into_inner).push((self.ages.now(), stretch));
+    }
+
+    /// Lets go what was buried before a call that has settled.
+    pub(crate) fn sweep(&self) {
+        let mut buried = self.buried.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, stretch) in buried.extract_if(.., |(age, _)| self.ages.is_settled(*age)) {
+            // SAFETY: nobody uses it, and what was enqueued before has ended.
+            unsafe { stretch.free() };
+        }
     }
 
     /// How many blocks of its memory were dropped and are kept for the next who asks for so many bytes.

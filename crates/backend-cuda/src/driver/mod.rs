@@ -13,6 +13,7 @@ mod relaxed;
 mod scratch;
 mod spare;
 mod stream;
+mod stretch;
 
 use std::ffi::CStr;
 
@@ -29,6 +30,7 @@ pub(crate) use registered::Registered;
 pub use scratch::Scratch;
 pub(crate) use stream::Pause;
 pub use stream::{Event, Stream};
+pub(crate) use stretch::{PIECE, Pages, Stretch};
 
 use crate::error::CudaError;
 

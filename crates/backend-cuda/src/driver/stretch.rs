@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::relaxed::Relaxed;
-use super::{Device, check};
+use super::{Device, Stream, check};
 use crate::error::CudaError;
 
 /// What offsets and sizes of pieces are multiples of.
@@ -118,7 +118,10 @@ impl Stretch {
     pub(crate) fn reserve(device: &Arc<Device>, bytes: u64) -> Result<Self, CudaError> {
         device.bind()?;
         for (attribute, what) in [
-            (Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "memory that is mapped piece by piece"),
+            (
+                Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                "memory that is mapped piece by piece",
+            ),
             (Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory by descriptors"),
         ] {
             if device.attribute(attribute)? == 0 {
@@ -154,6 +157,33 @@ impl Stretch {
         &self.device
     }
 
+    /// The first byte of `bytes` without memory, between bytes `from` and `until`.
+    pub(crate) fn gap(&self, from: u64, until: u64, bytes: u64) -> Option<u64> {
+        let pieces = self.pieces();
+        let taken = pieces.range(from..until).map(|(&at, &len)| (at, at + len)).chain([(until, until)]);
+        let mut free = from;
+        for (at, end) in taken {
+            if at - free >= bytes {
+                return Some(free);
+            }
+            free = end;
+        }
+        None
+    }
+
+    /// Fills `bytes` bytes from byte `at` on, which have memory, on `stream`.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub(crate) fn fill(&self, stream: &Stream, at: u64, bytes: u64, byte: u8) -> Result<(), CudaError> {
+        let has = self.pieces().get(&at).is_some_and(|&len| bytes <= len);
+        if !has {
+            return Err(CudaError::Beyond { at: at as usize, len: bytes as usize, bytes: self.bytes as usize });
+        }
+        // SAFETY: a piece that is mapped; whoever takes it away waits for what was enqueued.
+        unsafe { stream.fill(self.address + at, byte, bytes as usize) }
+    }
+
     /// Lets `pages` be the memory from byte `at` on, for the GPUs `reach`.
     ///
     /// # Errors
@@ -172,8 +202,7 @@ impl Stretch {
         let access: Vec<_> =
             reach.iter().map(|device| sys::CUmemAccessDesc { location: place(device), flags }).collect();
         // SAFETY: just mapped; `access` has so many.
-        let code =
-            unsafe { sys::cuMemSetAccess(self.address + at, len as usize, access.as_ptr(), access.len()) };
+        let code = unsafe { sys::cuMemSetAccess(self.address + at, len as usize, access.as_ptr(), access.len()) };
         if let Err(error) = check("cuMemSetAccess", code) {
             // SAFETY: just mapped, and nobody knows of it.
             unsafe { sys::cuMemUnmap(self.address + at, len as usize) };

@@ -114,6 +114,7 @@ impl CudaEndpoint {
             placed: placed.as_ref(),
         };
         let landing = self.landed(&batch, capture.as_ref())?;
+        self.look_ahead(room);
         let event = self.end(capture.is_some()).await?;
         let kept = Replayed {
             plan,
@@ -273,6 +274,7 @@ impl CudaEndpoint {
         }
         self.tickets += 1;
         let (ticket, me) = (self.tickets, self.desk.rank());
+        let age = self.device.stream.device().ages().begin();
         // SAFETY: as above.
         unsafe { self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting }) }?;
         let answer = self.until(|device| match device.reported(me) {
@@ -285,6 +287,7 @@ impl CudaEndpoint {
             Err(error) => return Err(error),
         };
         self.desk.has_started(op);
+        self.device.stream.device().ages().settle(age);
         let exchange = Exchange::new(rows, tokens, experts)?;
         let outboxes = self.settings().outboxes().is_some() && exchange.overflows(&rooms);
         Ok(Some((exchange, outboxes)))

@@ -21,6 +21,7 @@ mod combine;
 mod dispatch;
 pub(crate) mod foreign;
 pub mod graphs;
+mod growing;
 mod landing;
 mod low_latency;
 pub(crate) mod poll;
@@ -44,6 +45,7 @@ use zerocopy::IntoBytes as _;
 use crate::checks::TestDevice;
 use crate::driver::{self, Capture, Scratch};
 use crate::far::Far;
+use crate::node::Keeper;
 use crate::rank::{Call, RankDevice};
 #[cfg(feature = "workshop")]
 pub use checks::{Consumed, CrashFlag};
@@ -92,6 +94,8 @@ pub struct CudaEndpoint {
     tickets: u64,
     /// Blocks of operations that are not known to have ended well.
     told: told::Told,
+    /// Where the arena grows.
+    keeper: Option<Keeper>,
     peers: Peers,
     wait_for_kernels: bool,
     low: low_latency::Low,
@@ -121,12 +125,14 @@ impl CudaEndpoint {
             node: Arc::clone(&device.node),
             bytes: layout.window_bytes(),
             me,
+            leased: Arc::default(),
         };
         Self {
             desk: Desk::new(layout.clone(), me),
             window,
             tickets: 0,
             told: told::Told::default(),
+            keeper: None,
             peers,
             wait_for_kernels,
             low: low_latency::Low::default(),
@@ -341,8 +347,17 @@ impl CudaEndpoint {
 
 impl Drop for CudaEndpoint {
     fn drop(&mut self) {
+        // Nothing comes or goes any more.
+        self.keeper = None;
         // Its kernels end first: what they publish counts.
-        let _ = self.device.stream.synchronize();
+        let ages = self.device.stream.device().ages();
+        let age = ages.begin();
+        if self.device.stream.synchronize().is_ok() {
+            ages.settle(age);
+        }
+        if self.window.is_leased() {
+            self.device.node.outlive();
+        }
         // What it published is with the others before they learn that it is gone.
         self.far().inspect(|far| far.settle());
         self.device.node.strike(self.desk.rank());

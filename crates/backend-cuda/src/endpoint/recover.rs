@@ -34,6 +34,7 @@ impl CudaEndpoint {
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
         if !agreement.mask.is_empty() {
             self.device.node.lose();
+            self.keeper.iter().for_each(|keeper| keeper.without(&agreement.mask));
         }
         let lost: Vec<Rank> = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
         // Who is given up and alive may be pulling what lies here, and is to know that it may not be what was offered. (Between nodes nothing is pulled.)

@@ -22,9 +22,16 @@ pub struct DeviceWindow {
     pub(crate) node: Arc<Node>,
     pub(crate) bytes: u64,
     pub(crate) me: Rank,
+    /// The endpoint's, and one of each lease.
+    pub(crate) leased: Arc<()>,
 }
 
 impl DeviceWindow {
+    /// Whether somebody else has it: somebody who has results that lie there.
+    pub(crate) fn is_leased(&self) -> bool {
+        Arc::strong_count(&self.leased) > 1
+    }
+
     /// Where byte `at` lies.
     pub(crate) fn address(&self, at: Offset) -> u64 {
         self.node.address(self.me) + at.0

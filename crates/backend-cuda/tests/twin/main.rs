@@ -13,6 +13,8 @@ mod broken;
 mod common;
 #[path = "../common/early.rs"]
 mod early;
+#[path = "../common/growing.rs"]
+mod growing;
 #[path = "../checks/planted.rs"]
 mod planted;
 #[path = "../common/posted.rs"]
@@ -284,6 +286,7 @@ fn main() -> ExitCode {
     ]);
     let suite = suite
         .with(early::trials(absent))
+        .with(growing::trials(absent))
         .with(specialised::trials(absent))
         .with(stalled::trials(absent))
         .with(recovering::trials(absent))

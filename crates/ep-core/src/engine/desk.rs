@@ -57,10 +57,9 @@ impl Desk {
         }
     }
 
-    /// The same with an arena that [grows](Arena::growing) from `end` on. Before the first call.
-    pub fn growing(mut self, end: Offset, ages: &Arc<Ages>) -> Self {
+    /// Lets the arena [grow](Arena::growing) from `end` on. Before the first call.
+    pub fn let_grow(&mut self, end: Offset, ages: &Arc<Ages>) {
         self.arena = Arena::growing(self.layout.arena(), end, ages);
-        self
     }
 
     /// The layout of every rank's window.
