@@ -279,8 +279,26 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Runs a call to its end, as long as `go_on` says so.
     fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T>;
 
+    /// Whether the arena has as much as it may.
+    fn is_arena_full(&self) -> bool {
+        true
+    }
+
+    /// Bytes that the arena has now, where it grows.
+    fn arena_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// The stream that calls enqueue to; 0 where they do not enqueue.
     fn stream(&self) -> usize;
+
+    /// Nobody reads results that are gone but by what `stream` holds now.
+    ///
+    /// # Safety
+    /// As of [`follow`](Self::follow).
+    unsafe fn ends_behind(&mut self, _stream: usize) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Makes calls from now on wait for what the caller's stream holds, where they enqueue.
     ///

@@ -100,9 +100,13 @@ pub(crate) trait Calls: Send {
     fn low_mask(&self) -> Vec<u32>;
     fn stats(&self) -> Stats;
     fn ways(&self) -> Ways;
+    /// Bytes that the arena has now, and whether it has grown as far as it can.
+    fn arena_bytes(&self) -> u64;
+    fn is_arena_full(&self) -> bool;
     fn stream(&self) -> usize;
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error>;
     unsafe fn lead(&mut self, stream: usize) -> Result<(), Error>;
+    unsafe fn ends_behind(&mut self, stream: usize) -> Result<(), Error>;
 
     unsafe fn dispatch(
         &mut self,

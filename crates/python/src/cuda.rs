@@ -45,9 +45,14 @@ pub(crate) fn join(
     if options.multiprocessors > 0 {
         builder = builder.multiprocessors(options.multiprocessors);
     }
+    if let Some(bytes) = options.arena_at_first {
+        builder = builder.arena_at_first(bytes);
+    }
     let builder = far::between_gpus(builder, far::named(options, &topology)?)?;
     let mut endpoint = builder.join(shape, member)?;
     // A framework asks the driver for what waits there whenever it likes.
+    // Which streams read results it is told by its calls.
+    endpoint.read_beside(true);
     endpoint.wait_for_kernels(options.wait_for_kernels || endpoint.copies_between_nodes());
     Ok(Box::new(Rank::new(endpoint, layout)))
 }
@@ -390,8 +395,23 @@ impl Backend for CudaEndpoint {
         poll(call, go_on, std::hint::spin_loop)
     }
 
+    fn is_arena_full(&self) -> bool {
+        CudaEndpoint::is_arena_full(self)
+    }
+
+    fn arena_bytes(&self) -> Option<u64> {
+        Some(CudaEndpoint::arena_bytes(self))
+    }
+
     fn stream(&self) -> usize {
         CudaEndpoint::stream(self).lend() as usize
+    }
+
+    unsafe fn ends_behind(&mut self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        unsafe { CudaEndpoint::stream(self).follow(stream) }?;
+        self.read_beside(false);
+        Ok(())
     }
 
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {

@@ -307,7 +307,7 @@ impl Endpoint {
 
     /// Per peer: rows and bytes there and back, nanoseconds waited; rows of each local expert; operations.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.call(py, "stats", |endpoint, _| Ok(endpoint.stats()))?;
+        let (stats, arena) = self.call(py, "stats", |endpoint, _| Ok((endpoint.stats(), endpoint.arena_bytes())))?;
         let all = PyDict::new(py);
         let of = |get: fn(&moexpress::engine::PeerStats) -> u64| stats.peers.iter().map(get).collect::<Vec<_>>();
         all.set_item("rows_sent", of(|peer| peer.rows_sent))?;
@@ -321,6 +321,7 @@ impl Endpoint {
         all.set_item("rows_through_rings", stats.ways.ringed)?;
         all.set_item("results_pulled", stats.ways.pulled)?;
         all.set_item("results_through_rings", stats.ways.returned)?;
+        all.set_item("arena_bytes", arena)?;
         all.set_item("outbox_piece", stats.ways.outbox_piece)?;
         all.set_item("outbox_slots", stats.ways.outbox_slots)?;
         Ok(all)
@@ -330,6 +331,11 @@ impl Endpoint {
     fn through_rings(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let ways = self.call(py, "through_rings", |endpoint, _| Ok(endpoint.ways()))?;
         Ok((ways.ringed, ways.returned))
+    }
+
+    /// Whether the arena has as much as it may, and had no room for something not long ago.
+    fn is_arena_full(&self, py: Python<'_>) -> PyResult<bool> {
+        self.call(py, "is_arena_full", |endpoint, _| Ok(endpoint.is_arena_full()))
     }
 
     /// Slots of an outbox for each reader; 0 where there are none.
@@ -349,6 +355,12 @@ impl Endpoint {
     /// The stream that calls enqueue to; 0 on CPUs.
     fn stream(&self, py: Python<'_>) -> PyResult<usize> {
         self.call(py, "stream", |endpoint, _| Ok(endpoint.stream()))
+    }
+
+    /// Nobody reads results that are gone but by what `stream` holds now: when this rank ends, their memory may go.
+    fn ends_behind(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        // SAFETY: the caller's current stream.
+        self.call(py, "ends_behind", |endpoint, _| Ok(unsafe { endpoint.ends_behind(stream) }?))
     }
 
     /// Ends the call under way, which raises `Closed`, and frees windows and lanes; within that call, once it has ended. Tensors that lie

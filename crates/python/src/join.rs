@@ -36,6 +36,7 @@ pub(crate) struct Options {
     pub(crate) element: String,
     pub(crate) placement: String,
     pub(crate) arena_bytes: Option<u64>,
+    pub(crate) arena_at_first: Option<u64>,
     pub(crate) low_latency: bool,
     pub(crate) low_latency_per_choice: bool,
     pub(crate) seconds: f64,
@@ -134,6 +135,9 @@ pub(crate) fn join(
     member: Arc<ep_bootstrap::Member>,
 ) -> Result<Box<dyn Calls>, Error> {
     let Plan { shape, topology, settings } = plan;
+    if options.arena_at_first.is_some() && backend != "cuda" {
+        return Err(Error::unsupported(format_args!("arena_at_first on backend {backend}"), "GPUs"));
+    }
     match backend {
         "host" => crate::host::join(shape, topology, settings, far::named(options, &topology)?, &member),
         "cuda" => crate::cuda::join(shape, topology, settings, options, &member),

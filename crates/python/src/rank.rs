@@ -217,8 +217,21 @@ where
         self.endpoint.ways()
     }
 
+    fn is_arena_full(&self) -> bool {
+        self.endpoint.is_arena_full()
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.endpoint.arena_bytes().unwrap_or_else(|| self.layout.arena().len)
+    }
+
     fn stream(&self) -> usize {
         self.endpoint.stream()
+    }
+
+    unsafe fn ends_behind(&mut self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        unsafe { self.endpoint.ends_behind(stream) }
     }
 
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {

@@ -51,6 +51,7 @@ impl CudaEndpoint {
             }),
             false => None,
         };
+        self.what_comes().await;
         let counting = Counting {
             tokens,
             ticket: None,
@@ -113,6 +114,7 @@ impl CudaEndpoint {
             zero_spare: options.zero_spare,
             placed: placed.as_ref(),
         };
+        self.make_room_for(&batch).await;
         let landing = self.landed(&batch, capture.as_ref())?;
         self.look_ahead(room);
         let event = self.end(capture.is_some()).await?;
@@ -172,7 +174,9 @@ impl CudaEndpoint {
             zero_spare: kept.zero_spare,
             placed: kept.placed.as_ref(),
         };
+        self.make_room_for(&batch).await;
         let landing = self.landed(&batch, capture.as_ref())?;
+        self.look_ahead(batch.room);
         let event = self.end(capture.is_some()).await?;
         let sources = batch.sources;
         // A handle of this dispatch replays it as well as that of the first.

@@ -1,16 +1,20 @@
 //! An arena that grows: when to ask for more of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ep_core::Error;
+use ep_core::layout::RowFormat;
 use ep_core::port::Offset;
 
-use super::CudaEndpoint;
+use super::{CudaEndpoint, poll};
 use crate::node::{Growth, Keeper};
 
-/// Batches and their results for which there is to be room ahead of the next one, and that a piece has room for at least.
-const AHEAD: u32 = 2;
+/// Batches and their results for which a piece has room at least.
 const COMING: u64 = 4;
+/// Those for which there is to be room ahead of the next one, where results were kept and where not.
+const AHEAD: [u32; 2] = [4, 1];
+/// How long a call waits for memory that is under way: the thread of a peer may be stopped.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 impl CudaEndpoint {
     /// Lets the arena grow from here on. Before the first call.
@@ -21,13 +25,47 @@ impl CudaEndpoint {
     }
 
     /// Asks for more where the next batches, as large as one of so many rows, would have no room.
-    pub(super) fn look_ahead(&self, rows: u32) {
+    pub(super) fn look_ahead(&mut self, rows: u32) {
+        self.last_rows = rows;
         let Some(keeper) = &self.keeper else { return };
-        let row = self.layout().row();
-        if self.desk.arena().room(row) < rows.saturating_mul(AHEAD) {
+        let ahead = AHEAD[usize::from(keeper.backed() == 0)];
+        if self.desk.arena().room(self.layout().row()) < rows.saturating_mul(ahead) {
+            let row = self.layout().row();
             let each = row.block_bytes(rows.into()).saturating_add(row.results().block_bytes(rows.into()));
-            keeper.ask(each.saturating_mul(COMING).max(keeper.backed() / 2), each);
+            keeper.ask(each.saturating_mul(COMING).max(keeper.backed()), each);
         }
+    }
+
+    /// Waits for memory that is under way, where a batch like the last one has no room otherwise.
+    pub(super) async fn what_comes(&self) {
+        let Some(keeper) = &self.keeper else { return };
+        let (arena, row, began) = (self.desk.arena(), self.layout().row(), Instant::now());
+        let has_come = || arena.room(row) >= self.last_rows || !keeper.is_coming() || began.elapsed() > PATIENCE;
+        if !has_come() {
+            poll::until(|| has_come().then_some(())).await;
+        }
+    }
+
+    /// Waits for memory where the arena has no room for a block of so many rows and may grow: a way without it is slower by far, or there is none. It is a
+    /// matter of some milliseconds, and of this rank and the threads of its peers alone.
+    pub(super) async fn make_room(&self, format: &RowFormat, rows: u32) {
+        let Some(keeper) = &self.keeper else { return };
+        let (arena, least, began) = (self.desk.arena(), format.block_bytes(rows.into()), Instant::now());
+        let has_ended = || {
+            if arena.has_room(format, rows) || keeper.is_refused() || began.elapsed() > PATIENCE {
+                return Some(());
+            }
+            if !keeper.is_coming() {
+                keeper.ask(least.saturating_mul(COMING).max(keeper.backed()), least);
+            }
+            None
+        };
+        poll::until(has_ended).await;
+    }
+
+    /// Whether the arena has as much as it may, and something of it was asked for in vain: not more than a second ago.
+    pub fn is_arena_full(&self) -> bool {
+        self.keeper.as_ref().is_none_or(Keeper::is_refused)
     }
 
     /// Bytes that the arena has now; of one that does not grow all of it.

@@ -47,6 +47,13 @@ pub(super) struct Landing {
 }
 
 impl CudaEndpoint {
+    /// Waits for memory where the rows would be placed and have no room: they would go through rings.
+    pub(super) async fn make_room_for(&self, batch: &Batch<'_>) {
+        if self.places() && batch.pulled.is_none() {
+            self.make_room(self.layout().row(), batch.room).await;
+        }
+    }
+
     /// Takes memory for what comes, and enqueues the kernels that bring it.
     pub(super) fn landed(&mut self, batch: &Batch<'_>, capture: Option<&Capture>) -> Result<Landing, Error> {
         let landing = self.landing(batch);

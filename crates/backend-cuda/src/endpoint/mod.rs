@@ -96,6 +96,9 @@ pub struct CudaEndpoint {
     told: told::Told,
     /// Where the arena grows.
     keeper: Option<Keeper>,
+    /// Rows that the last dispatch made room for.
+    last_rows: u32,
+    read_beside: bool,
     peers: Peers,
     wait_for_kernels: bool,
     low: low_latency::Low,
@@ -133,6 +136,8 @@ impl CudaEndpoint {
             tickets: 0,
             told: told::Told::default(),
             keeper: None,
+            last_rows: 0,
+            read_beside: false,
             peers,
             wait_for_kernels,
             low: low_latency::Low::default(),
@@ -158,6 +163,12 @@ impl CudaEndpoint {
     /// As [`Builder::wait_for_kernels`](crate::Builder::wait_for_kernels), from the next call on.
     pub const fn wait_for_kernels(&mut self, on: bool) {
         self.wait_for_kernels = on;
+    }
+
+    /// Whether results that were given back may still be read by what was enqueued to a stream that this one has not been made to wait for since. Then the
+    /// memory of an arena that grows outlives the endpoint, until another call of this process on the GPU has heard from its kernels. At first: no.
+    pub const fn read_beside(&mut self, on: bool) {
+        self.read_beside = on;
     }
 
     /// Waits for the kernels before an event.
@@ -350,12 +361,8 @@ impl Drop for CudaEndpoint {
         // Nothing comes or goes any more.
         self.keeper = None;
         // Its kernels end first: what they publish counts.
-        let ages = self.device.stream.device().ages();
-        let age = ages.begin();
-        if self.device.stream.synchronize().is_ok() {
-            ages.settle(age);
-        }
-        if self.window.is_leased() {
+        let _ = self.device.stream.synchronize();
+        if self.window.is_leased() || self.read_beside {
             self.device.node.outlive();
         }
         // What it published is with the others before they learn that it is gone.

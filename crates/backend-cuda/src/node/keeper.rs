@@ -72,6 +72,8 @@ struct Shared {
     /// Bytes that are asked for, as a whole piece, and of which a part is of use.
     asked: AtomicU64,
     least: AtomicU64,
+    /// Whether what was asked for last is not to be had.
+    is_refused: AtomicBool,
     /// Bytes of pieces that came and have not gone.
     backed: AtomicU64,
     stops: AtomicBool,
@@ -102,6 +104,7 @@ impl Keeper {
             door,
             asked: AtomicU64::new(0),
             least: AtomicU64::new(0),
+            is_refused: AtomicBool::new(false),
             backed: AtomicU64::new(0),
             stops: AtomicBool::new(false),
             met: Mutex::new(Ok(0)),
@@ -149,6 +152,16 @@ impl Keeper {
         self.shared.least.store(least, Ordering::Relaxed);
         self.shared.asked.store(bytes.max(least).max(1), Ordering::Release);
         self.wake();
+    }
+
+    /// Whether what was asked for is under way.
+    pub(crate) fn is_coming(&self) -> bool {
+        self.shared.asked.load(Ordering::Acquire) != 0 && !self.is_refused()
+    }
+
+    /// Whether what was asked for last is not to be had. It may be asked for again a second later.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.shared.is_refused.load(Ordering::Acquire)
     }
 
     /// The first byte of the window that had no memory at first.
@@ -318,6 +331,7 @@ impl Work {
         if let Some(again) = self.again {
             if Instant::now() >= again {
                 self.again = None;
+                self.shared.is_refused.store(false, Ordering::Release);
                 self.shared.asked.store(0, Ordering::Release);
             }
             return;
@@ -335,6 +349,7 @@ impl Work {
     }
 
     fn put_off(&mut self) {
+        self.shared.is_refused.store(true, Ordering::Release);
         self.again = Some(Instant::now() + AGAIN);
     }
 

@@ -76,7 +76,7 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
     // Batches that would be placed at once are placed in several launches, too.
     let builder = builder.launches_by_expert(1 + setup.seed as u32 % 4).specialise(false);
     // How windows are mapped, whose arenas are there at first all the same.
-    let is_mapped = setup.topology.nodes() == 1 && setup.seed % 2 == 1;
+    let is_mapped = setup.topology.nodes() == 1 && (setup.seed + u64::from(setup.shape.topk())) % 2 == 1;
     let builder = if is_mapped { builder.arena_at_first(settings.arena_bytes()) } else { builder };
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));

@@ -159,6 +159,12 @@ impl Arena {
         Some(format.block(base, rows))
     }
 
+    /// Whether there is room for such a block.
+    pub fn has_room(&self, format: &RowFormat, rows: u32) -> bool {
+        let (len, free) = (format.block_bytes(u64::from(rows)), self.free());
+        len == 0 || (free.suspects.is_empty() && free.ranges.iter().any(|range| range.len >= len))
+    }
+
     /// What a rank says of its room in the counts of a dispatch that makes room for `worst_rows`, or 0 for those that come.
     pub fn said_room(&self, layout: &Layout, worst_rows: u32) -> u32 {
         if layout.settings().outboxes().is_none() {

@@ -9,7 +9,10 @@ of rings and says little of it, so the arena is made for batches of the size tha
 - at most an eighth of the memory that is free on the rank that has least: the caller's model is still to fit;
 - but never less than ``num_nvl_bytes``, of which 64 MiB to 1 GiB count whatever is free, and more up to that eighth.
 
-Where results are kept, those of many layers for the backward pass, the first lie in the arena. The others are copied
+On GPUs of one node that is what there is at first. Where results are kept, those of many layers for the backward pass, or batches become larger,
+memory comes as it is needed, a piece at a time, while a sixteenth of the GPU's is left free; and goes two seconds after nobody has it any more.
+
+On CPUs and over several nodes the first results that are kept lie in the arena. The others are copied
 to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room. After 8, 64, 512, ...
 dispatches the ranks make an arena in which all that they kept at a time has room, of an eighth of what is free then.
 
@@ -44,6 +47,8 @@ SHARE = 8
 """An arena made for batches takes at most one part of so many of the free memory."""
 ALIGN = 128
 """Bytes that the edges of an arena may cost."""
+MOST = 1 << 39
+"""Addresses of an arena that grows: more than any GPU has memory."""
 
 
 class Sizes(NamedTuple):
@@ -181,6 +186,8 @@ class Arena:
                 communicator.window_bytes >> 20,
                 SHARE,
             )
+        self.grows = communicator.arena_grows
+        """Whether memory comes and goes: then it has room for whatever is kept, as long as the GPU has memory."""
         self._slots = communicator.outbox_slots
         self._uses: dict[tuple[int, int], OutboxUse] = {}
         self._is_there = room.bytes > 0 and not self.has_outboxes
@@ -233,6 +240,8 @@ class Arena:
     def keeps(self, x: torch.Tensor) -> bool:
         """Whether the rows of a dispatch may stay as long as the caller uses them, beside another such batch and its
         results."""
+        if self.grows:
+            return True
         rows = x.shape[0]
         mine = rows * self._row
         needed = 2 * (mine + rows * self._result)
@@ -249,6 +258,12 @@ class Arena:
         self._copies.add(x, x.shape[0] * self._row)
         self._copies.sweep()
         self._most_kept = max(self._most_kept, self._kept.bytes + self._copies.bytes)
+
+    def bytes(self) -> int:
+        """Bytes that it has now."""
+        if self.grows:
+            return int(self.communicator.stats()["arena_bytes"])
+        return 0 if self.has_outboxes else self.room.bytes
 
     def is_due(self) -> bool:
         """After a dispatch whose routing was new: whether it is time to look at what was kept. The same on all ranks."""
@@ -267,11 +282,14 @@ class Arena:
         return self._most_kept + self._most_kept // 8 + 2 * self.room.rows * (self._row + self._result)
 
     def _say(self, rows: int, what: str) -> None:
-        if self._has_said:
+        # What comes while an arena grows goes another way, once.
+        if self._has_said or not self.communicator.is_arena_full:
             return
         self._has_said = True
         room, communicator = self.room, self.communicator
-        if room.is_all:
+        if self.grows:
+            remedy = "leave more of the GPU's memory free"
+        elif room.is_all:
             remedy = f"it has an {SHARE}th of the memory that was free: leave more free before the first dispatch"
         else:
             remedy = "make the Buffer with a larger num_nvl_bytes"
@@ -282,7 +300,7 @@ class Arena:
             rows,
             what,
             communicator.hidden,
-            room.bytes >> 20,
+            self.bytes() >> 20,
             remedy,
         )
 

@@ -55,6 +55,8 @@ class Communicators:
         self.low_ranks_per_node, self.low_waits = low_ranks_per_node, low_waits
         self.num_nvl_bytes = num_nvl_bytes
         self.multiprocessors = 20
+        # Until a system has no memory that is mapped piece by piece.
+        self._arenas_grow = True
         self._normal: dict[Sizes, Arena] = {}
         self._low: dict[tuple[Sizes, int], Communicator] = {}
         self._former = Former()
@@ -83,7 +85,9 @@ class Communicators:
             self.refuse_first(device)
             room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
-        elif least > arena.room.rows and not arena.room.is_all and not self._lost and not _arena.is_capturing(device):
+        elif arena.grows or arena.room.is_all or self._lost:
+            pass
+        elif least > arena.room.rows and not _arena.is_capturing(device):
             # All ranks name the same worst case, so all come here.
             arena = self._replaced(rows, arena, self._agreed(device, rows, least))
         return arena
@@ -110,7 +114,7 @@ class Communicators:
 
     def _grow(self, rows: Sizes, arena: Arena, received: int) -> None:
         room, device = arena.room, arena.communicator.device
-        if self._lost or room.is_all or self._normal.get(rows) is not arena:
+        if self._lost or arena.grows or room.is_all or self._normal.get(rows) is not arena:
             return
         is_due = arena.is_due()
         if received > room.rows:
@@ -283,8 +287,7 @@ class Communicators:
         sums = {
             name: sum(counted[name] for counted in self._counted.values()) for name in (*WAYS, "rows_by_low_latency")
         }
-        arena_bytes = sum(arena.room.bytes for arena in self._normal.values() if not arena.has_outboxes)
-        return sums | {"arena_bytes": arena_bytes}
+        return sums | {"arena_bytes": sum(arena.bytes() for arena in self._normal.values())}
 
     def _count(self, number: int, communicator: Communicator) -> None:
         stats = communicator.stats()
@@ -354,7 +357,18 @@ class Communicators:
         channels = min(self.multiprocessors, OUTBOX_CHANNELS) if device.type == "cuda" else 1
         if _arena.has_outboxes(device, room, self.meeting.nodes):
             return self._make(device, rows, WORST_TOKENS, placement="pulled", channels=channels)
-        return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes, outboxes=channels)
+        direct = {"placement": "direct", "outboxes": channels}
+        if device.type == "cuda" and self._arenas_grow:
+            try:
+                sizes = {"arena_bytes": _arena.MOST, "arena_at_first": room.bytes}
+                return self._make(device, rows, WORST_TOKENS, **direct, **sizes)
+            except (errors.Unsupported, errors.Broken) as refused:
+                # All ranks hear of it, and go on alike.
+                self._arenas_grow = False
+                LOG.info(
+                    "rank %d: arenas have a fixed size, as memory cannot be mapped: %s", self.meeting.rank, refused
+                )
+        return self._make(device, rows, WORST_TOKENS, arena_bytes=room.bytes, **direct)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:
         # One more than any rank knows: whoever fails from here on, others have it by no number that is another's.

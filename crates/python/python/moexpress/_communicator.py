@@ -48,6 +48,8 @@ class Communicator:
         placement: ``direct`` puts rows at their final place where the arena has room, ``ring`` bounds memory by the rings,
             ``pulled`` by an outbox that each sender has and receivers pull from: much faster than rings on GPUs; one node only.
         arena_bytes: bytes of the arena. Default: room for two worst batches of ``max_tokens``, at most 1 GiB.
+        arena_at_first: on GPUs of one node, bytes of it that there are at first. The rest of ``arena_bytes`` comes as batches and results that are kept need
+            it, and goes some seconds after they are gone: ``stats()["arena_bytes"]`` has what there is. Default: all.
         timeout: seconds that one operation may take, a peer's slow experts included. Default: ``MOEXPRESS_TIMEOUT``, or 100.
         channels, slots: rings of each pair of ranks, and their rows. Default: chosen by size.
         outboxes: with ``direct`` placement: a batch for which some rank's arena has no room goes through outboxes of so many channels, as
@@ -90,6 +92,7 @@ class Communicator:
         low_latency_per_choice: bool = True,
         placement: Literal["direct", "ring", "pulled"] = "direct",
         arena_bytes: int | None = None,
+        arena_at_first: int | None = None,
         timeout: float | None = None,
         channels: int | None = None,
         slots: int | None = None,
@@ -109,6 +112,7 @@ class Communicator:
         for name, value in {"element": element, "placement": placement}.items():
             _limits.name(name, value)
         arena_bytes = _limits.some("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
+        arena_at_first = _limits.some("arena_at_first", arena_at_first, 0, (1 << 63) - 1)
         channels, slots = _limits.some("channels", channels), _limits.some("slots", slots)
         outboxes = _limits.some("outboxes", outboxes)
         multiprocessors = 0 if multiprocessors is None else _limits.number("multiprocessors", multiprocessors)
@@ -127,6 +131,8 @@ class Communicator:
         self.experts, self.topk, self.hidden, self.max_tokens = experts, topk, hidden, max_tokens
         self.element: Element = element
         self.low_latency = low_latency
+        self.arena_grows = arena_at_first is not None
+        """Whether memory of the arena comes and goes."""
         # Said before memory is taken: a difference is named, on all ranks.
         self.meeting.agree(
             {
@@ -137,6 +143,7 @@ class Communicator:
                 "low_latency_per_choice": low_latency_per_choice,
                 "placement": placement,
                 "arena_bytes": arena_bytes,
+                "arena_at_first": arena_at_first,
                 "channels": channels,
                 "slots": slots,
                 "outboxes": outboxes,
@@ -154,6 +161,7 @@ class Communicator:
                     "element": element,
                     "placement": placement,
                     "arena_bytes": arena_bytes,
+                    "arena_at_first": arena_at_first,
                     "low_latency": low_latency,
                     "low_latency_per_choice": low_latency_per_choice,
                     "seconds": self.timeout,
@@ -464,12 +472,17 @@ class Communicator:
         ``rows_placed`` and ``rows_through_rings``, received rows of dispatches by the way they took, ``results_pulled`` and
         ``results_through_rings``, results of combines that left here (with counts on the GPU the bound counts). ``outbox_piece`` and
         ``outbox_slots`` say what the last call whose rows went through outboxes used: rows handed over at a time, and rows of this rank
-        that lay in an outbox at a time, for all its readers; 0 before the first."""
+        that lay in an outbox at a time, for all its readers; 0 before the first. ``arena_bytes`` are those of the arena now."""
         return self.native.stats()
 
     def through_rings(self) -> tuple[int, int]:
         """Rows received, and results that left here, through rings: two of the numbers of :meth:`stats`, at no cost."""
         return self.native.through_rings()
+
+    @property
+    def is_arena_full(self) -> bool:
+        """Whether the arena has as much as it may have, and, where it grows, something was asked for in vain within the last second."""
+        return self.native.is_arena_full()
 
     @property
     def outbox_slots(self) -> int:
@@ -489,6 +502,8 @@ class Communicator:
         """
         native = getattr(self, "native", None)
         if native is not None:
+            if hasattr(self, "order"):
+                self.order.end(native)
             native.close()
             if not self._shares_meeting:
                 self.meeting.close()

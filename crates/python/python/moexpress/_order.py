@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import torch
 
-from . import _native
+from . import _native, errors
 from ._check import Held
 from ._npu import Npu, Packed
 from ._results import tensor_of
@@ -60,6 +60,9 @@ class HostOrder:
     def follow(self, other: Order) -> None:
         """Lets later calls come behind those that ``other`` has now."""
 
+    def end(self, native: _native.Endpoint) -> None:
+        """Before a communicator ends: lets the memory of results that are gone go with it."""
+
     def event(self) -> torch.cuda.Event | None:
         """What the completion of the last call is waited for by; None where it is complete."""
         return None
@@ -102,6 +105,12 @@ class CudaOrder:
     def follow(self, other: Order) -> None:
         if other.stream is not None:
             self.stream.wait_stream(other.stream)
+
+    def end(self, native: _native.Endpoint) -> None:
+        # Who closes inside of a call or of a capture, or when the driver is gone, gets that memory back later, or when the process ends.
+        with suppress(errors.Error, RuntimeError):
+            if not torch.cuda.is_current_stream_capturing():
+                native.ends_behind(self.current())
 
     def event(self) -> torch.cuda.Event | None:
         event = torch.cuda.Event()
@@ -147,6 +156,9 @@ class NpuOrder:
 
     def follow(self, other: Order) -> None:
         """Nothing: its calls have ended."""
+
+    def end(self, native: _native.Endpoint) -> None:
+        """Nothing: its results were copied."""
 
     def event(self) -> None:
         return None
