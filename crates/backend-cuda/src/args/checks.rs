@@ -259,6 +259,8 @@ c_enum! {
         FoldToldEarly = 44,
         /// Low latency: a block leaves the shares of blocks that have not begun.
         LowSharesLeft = 45,
+        /// Low latency: a block that is not the last says that a combine was received.
+        LowToldEarly = 46,
     }
 }
 
