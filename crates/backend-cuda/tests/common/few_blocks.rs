@@ -14,7 +14,7 @@ use libtest_mimic::Trial;
 
 use crate::common::{Blocks, Cuda};
 
-/// Both halves in one launch and apart, units and slots, headers with several shares, every order of rows, masks; within a node and between nodes.
+/// Both halves in one launch and apart, units and slots, headers with several shares, every order of rows; within a node and between nodes.
 pub const CASES: [&str; 14] = [
     "low_latency_both_forms",
     "low_latency_results_of_small_and_of_large_batches",
