@@ -42,6 +42,7 @@ pub struct Builder {
     left: u32,
     far_movers: u32,
     low_latency_multiprocessors: Option<u32>,
+    low_latency_waves: u32,
     priority: i32,
     launches: Option<u32>,
     specialises: Option<bool>,
@@ -129,6 +130,14 @@ impl Builder {
     /// sixteenth less, and 24 where a driver copies what goes between them: kernels that fill a GPU hold that up ten times and more.
     pub const fn low_latency_multiprocessors(mut self, count: u32) -> Self {
         self.low_latency_multiprocessors = Some(count);
+        self
+    }
+
+    /// Blocks of its kernels of low latency for each multiprocessor that these occupy: with more than one they do not all run at a time, on
+    /// GPUs that no other rank shares. For tests. Automatic: 1.
+    #[cfg(feature = "workshop")]
+    pub const fn low_latency_waves(mut self, count: u32) -> Self {
+        self.low_latency_waves = count;
         self
     }
 
@@ -299,6 +308,8 @@ impl Builder {
             return Err(Error::invalid("launches of a dispatch by expert", launches, format_args!("1 to {LOTS}")));
         }
         let specialises = self.specialises.unwrap_or_else(build::specialises);
+        let [low_blocks, low_beside_copies] =
+            [low_blocks, low_beside_copies].map(|blocks| blocks * self.low_latency_waves);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
         let moving = Moving { ways: queues::ways(sharing), movers: self.far_movers };
         Ok(Options { blocks, most, low_blocks, low_beside_copies, priority, moving, launches, specialises, is_alone })
@@ -331,6 +342,7 @@ impl Cluster {
             left: 0,
             far_movers: 0,
             low_latency_multiprocessors: None,
+            low_latency_waves: 1,
             priority: 0,
             launches: None,
             specialises: None,

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <mutex>
 #include <thread>
 
@@ -289,9 +290,19 @@ void launch(const Shape& shape, std::uint64_t seed, const std::vector<Window>& w
         Random random{seed ^ number * 0x100u};
         Block(number, shape, random.next(), windows, kernel).run();
     };
+    std::vector<unsigned> order(shape.blocks);
+    for (unsigned number = 0; number < shape.blocks; ++number) order[number] = number;
+    const bool all = shape.at_a_time == 0 || shape.at_a_time >= shape.blocks;
+    Random turns{seed ^ 0x5eed};
+    if (!all)
+        for (unsigned left = shape.blocks; left > 1; --left) std::swap(order[left - 1], order[turns.below(left)]);
+    std::atomic<unsigned> begun{0};
+    const auto runs = [&] {
+        for (unsigned turn; (turn = begun++) < shape.blocks;) run(order[turn]);
+    };
     std::vector<std::thread> others;
-    for (unsigned number = 1; number < shape.blocks; ++number) others.emplace_back(run, number);
-    run(0);
+    for (unsigned beside = 1; beside < (all ? shape.blocks : shape.at_a_time); ++beside) others.emplace_back(runs);
+    runs();
     for (auto& other : others) other.join();
 }
 

@@ -169,10 +169,11 @@ struct Kernel {
     const void* of;
 };
 
-/* Blocks of a launch, warps of a block, bytes of its shared memory. */
+/* Blocks of a launch, warps of a block, bytes of its shared memory, and how many blocks run at a time; all where that is 0. */
 struct Shape {
     unsigned blocks, warps;
     std::size_t pool;
+    unsigned at_a_time = 0;
 };
 
 /* What a block shares, and its turns. */
@@ -212,7 +213,7 @@ private:
     unsigned waited_ = 0, ready_ = 0; /* warps that may run */
 };
 
-/* Runs a kernel: all blocks at the same time. */
+/* Runs a kernel: all blocks at the same time, or fewer; another begins, which is drawn from the seed, when one has ended. */
 void launch(const Shape& shape, std::uint64_t seed, const std::vector<Window>& windows, const Kernel& kernel);
 template <class F> void launch(const Shape& shape, std::uint64_t seed, const std::vector<Window>& windows, const F& work) {
     launch(shape, seed, windows, Kernel{[](const void* of) { (*(const F*)of)(); }, &work});

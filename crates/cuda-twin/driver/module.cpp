@@ -21,6 +21,7 @@ namespace {
 struct Shape {
     unsigned blocks, warps;
     std::size_t pool;
+    unsigned at_a_time;
 };
 struct Entry {
     const char* kernel;
@@ -58,6 +59,9 @@ std::string plain(const char* name) {
     return parts;
 }
 
+/* Blocks that run at a time, of launches of this thread which do not ask that all do; 0: all. */
+thread_local unsigned at_a_time = 0;
+
 /* What a launch is drawn from: the number that EP_CUDA_TWIN_SEED says, and that of the launch. */
 std::uint64_t next_seed() {
     static const std::uint64_t first = [] {
@@ -94,6 +98,9 @@ TWIN int cuModuleGetLoadingMode(int* mode) {
 TWIN int cuFuncLoad(const Entry*) { return kSuccess; }
 TWIN int cuFuncSetAttribute(const Entry*, int, int) { return kSuccess; }
 
+/* Of the twin alone. */
+TWIN void twin_run_at_a_time(unsigned blocks) { at_a_time = blocks; }
+
 TWIN int cuLaunchKernelEx(const Launch* launch, const Entry* entry, void** parameters, void**) {
     const unsigned threads = launch->block[0], blocks = launch->grid[0];
     if (threads == 0 || threads % 32 != 0 || threads > 1024 || blocks == 0) return kInvalidValue;
@@ -102,7 +109,7 @@ TWIN int cuLaunchKernelEx(const Launch* launch, const Entry* entry, void** param
     std::vector<std::vector<unsigned char>> copies;
     for (unsigned i = 0; i < entry->count; ++i)
         copies.emplace_back((unsigned char*)parameters[i], (unsigned char*)parameters[i] + entry->bytes[i]);
-    const Shape shape = {blocks, threads / 32, launch->shared_memory};
+    const Shape shape = {blocks, threads / 32, launch->shared_memory, launch->attribute_count > 0 ? 0 : at_a_time};
     /* Each run is drawn anew, of a graph's, too. */
     stream_of(launch->stream).enqueue([=] {
         std::vector<void*> places;

@@ -79,6 +79,9 @@ const LIBRARIES: [(&str, &[&str]); 2] = [
     ("libnvrtc.so", &["driver/nvrtc.cpp"]),
 ];
 
+/// Opens a library only where it is loaded already, on Linux.
+const RTLD_NOLOAD: i32 = 4;
+
 /// Names the folder of a twin that another process has built, and keeps for as long as this one lives.
 pub const BUILT: &str = "EP_CUDA_TWIN_BUILT";
 
@@ -144,6 +147,23 @@ impl Twin {
     pub fn toy(&self) -> PathBuf {
         self.folder.join("device")
     }
+}
+
+/// Of launches that this thread enqueues from now on so many blocks run at a time, in an order that is drawn; all of them with 0, as before.
+/// Those that ask for all of their blocks beside each other (cooperative ones) have them. A kernel whose blocks wait for others that have not begun
+/// stands still then.
+///
+/// # Errors
+/// Where this process has no twin.
+pub fn run_at_a_time(blocks: u32) -> io::Result<()> {
+    // SAFETY: nothing is loaded that was not before, so nothing is run.
+    let driver = unsafe { Library::open(Some(LIBRARIES[0].0), RTLD_NOW | RTLD_NOLOAD) }.map_err(io::Error::other)?;
+    // SAFETY: of the twin's driver it is this function; another driver has none of that name.
+    let run_at_a_time =
+        unsafe { driver.get::<unsafe extern "C" fn(u32)>(b"twin_run_at_a_time") }.map_err(io::Error::other)?;
+    // SAFETY: it keeps a number of this thread.
+    unsafe { run_at_a_time(blocks) };
+    Ok(())
 }
 
 /// The C++ compiler: `$CXX`, or g++.

@@ -40,6 +40,30 @@ pub fn run_case<B: Backend>(name: &str, backend: B) -> Result<(), String> {
     (case.ok_or_else(|| format!("no case is called {name}"))?.body)(&AnyOf::new(backend))
 }
 
+/// The cases of some names on `backend`, as tests called `NAME::...`, with the limit of the suite's and skipped as those are. One fails for a name that
+/// no case has.
+pub fn some<B: Backend>(name: &str, cases: &[&'static str], backend: B) -> Vec<Trial> {
+    let (prefix, backend) = (format!("{name}::"), AnyOf::new(backend));
+    let all = cases::all();
+    let missing = cases.iter().filter(|&&name| all.iter().all(|case| case.name != name));
+    let missing = missing.map(|name| {
+        let name = name.to_owned();
+        Trial::test(format!("{prefix}{name}"), move || Err(format!("no case is called {name}").into()))
+    });
+    let mut trials: Vec<Trial> = missing.collect();
+    trials.extend(all.into_iter().filter(|case| cases.contains(&case.name)).map(|case| trial(&prefix, &backend, case)));
+    trials
+}
+
+/// Runs `body` as a test of a backend's own, with the limit of a case; skipped where `absent` says why.
+pub fn limited(
+    name: String,
+    absent: Option<&'static str>,
+    body: impl FnOnce() -> Result<(), String> + Send + 'static,
+) -> Trial {
+    skip_or(absent, name, move || within(time_limit(), body))
+}
+
 /// Runs all cases on `backend`. Cases that it cannot run are counted as ignored; their kind says what is missing.
 pub fn main<B: Backend>(backend: B) -> ExitCode {
     run(trials("", backend))

@@ -3,8 +3,7 @@
     python -m measure.kept [--ranks 2] [--layers 60] [--steps 3] [--tokens 4096] [--pause 0]
 
 A step dispatches a new batch for each layer, with new routing and so with a wait for its counts, keeps all results, compares them, combines them in the
-opposite order, and drops them. Printed are microseconds of a dispatch, from its call to when the caller's stream has its rows, of the slowest rank: the first,
-the median, the longest ones; and memory in MB: of the arena, and what `torch.cuda.mem_get_info` has free, after the forward pass and four seconds after the results
+opposite order, and drops them. Printed are microseconds of a dispatch as the caller's stream sees it, of the slowest rank: the first, the median, the longest ones; and memory in MB: of the arena, and what `torch.cuda.mem_get_info` has free, after the forward pass and four seconds after the results
 were dropped, with a small dispatch now and then. ``--pause`` lets so many milliseconds pass between two layers, as a model's other kernels do.
 """
 
@@ -14,6 +13,7 @@ import argparse
 import statistics
 import sys
 import time
+from typing import Any
 
 import deep_ep
 import torch
@@ -32,6 +32,7 @@ def free(where: torch.device) -> int:
 
 
 def work(rank: int, world: int, where: torch.device, options: argparse.Namespace) -> None:
+    clock = ranks.Clock(where, 1)
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
     say(rank, f"before the buffer {free(where)} MB are free")
 
@@ -40,20 +41,15 @@ def work(rank: int, world: int, where: torch.device, options: argparse.Namespace
         topk_idx = torch.rand(tokens, EXPERTS, device=where).topk(TOPK).indices
         return torch.randn(tokens, HIDDEN, device=where).bfloat16(), topk_idx, torch.rand(tokens, TOPK, device=where)
 
-    def dispatch(seed: int, tokens: int) -> tuple[float, torch.Tensor, torch.Tensor, object]:
+    def dispatch(seed: int, tokens: int) -> tuple[float, torch.Tensor, torch.Tensor, Any]:
         x, topk_idx, weights = batch(seed, tokens)
         layout = buffer.get_dispatch_layout(topk_idx, EXPERTS)
-        torch.cuda.synchronize()
-        dist.barrier()
         time.sleep(options.pause / 1000)
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        received, *_, handle, _ = buffer.dispatch(x, None, layout[0], None, layout[3], layout[2], topk_idx, weights)
-        ended.record()
-        torch.cuda.synchronize()
-        took = torch.tensor([began.elapsed_time(ended) * 1000], device=where)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        return took.item(), x, received, (handle, layout[3].sum(1, keepdim=True))
+        given = layout[0], None, layout[3], layout[2], topk_idx, weights
+        came: list[Any] = []
+        took = ranks.largest(clock.once(lambda: came.append(buffer.dispatch(x, None, *given))), where)
+        received, *_, handle, _ = came.pop()
+        return took, x, received, (handle, layout[3].sum(1, keepdim=True))
 
     for _ in range(3):
         dispatch(0, options.tokens)
@@ -66,7 +62,7 @@ def work(rank: int, world: int, where: torch.device, options: argparse.Namespace
         took = [layer[0] for layer in layers]
         longest = sorted(took)[-4:]
         most, left = buffer.stats()["arena_bytes"] >> 20, free(where)
-        for _, x, received, (handle, times) in reversed(layers):  # type: ignore[misc]
+        for _, x, received, (handle, times) in reversed(layers):
             sums = buffer.combine(received, handle)[0]
             torch.testing.assert_close(sums.float(), x.float() * times, rtol=1e-2, atol=1e-2)
         del layers, x, received, handle, times, sums

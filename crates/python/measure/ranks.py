@@ -62,7 +62,7 @@ class Clock:
             call()
         self.wait()
         dist.barrier()
-        took = torch.tensor([self._once(call) for _ in range(self.samples)], device=self.where)
+        took = torch.tensor([self.once(call) for _ in range(self.samples)], device=self.where)
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         return float(statistics.median(took.tolist()))
 
@@ -71,7 +71,8 @@ class Clock:
         if self.where.type == "cuda":
             torch.cuda.synchronize()
 
-    def _once(self, call: Callable[[], object]) -> float:
+    def once(self, call: Callable[[], object]) -> float:
+        """Microseconds of one call on this rank."""
         if self.where.type == "cpu":
             dist.barrier()
             began = time.perf_counter()

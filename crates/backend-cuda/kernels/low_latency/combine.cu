@@ -94,7 +94,9 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         });
     if (receives) {
         __syncthreads();
+        ep_low_come_late(r);
         ep_low_reduce(r, a, summed, share, sends, op, tag, as_units, began);
+        ep_low_tell_early(r, op);
     }
     ep_let_next_begin();
     const ep_u32 last = ep_low_last_block(r, false, false);

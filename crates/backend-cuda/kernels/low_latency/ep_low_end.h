@@ -29,6 +29,25 @@ EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool counted, bool fenced) {
     return last;
 }
 
+/* Says to peer that op was received. By one thread. */
+EP_DEV void ep_low_tell_received(const EpRank& r, ep_u64 op, ep_u32 peer) {
+    ep_fence_sys();
+    ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
+}
+
+/* A planted fault: block 0 says so when it has received its own part, before all blocks have counted themselves. Those of the last rank come late: the
+   others have filled the bank anew by then. By all threads, before and behind what is received. */
+EP_DEV void ep_low_come_late(const EpRank& r) {
+    if (!ep_planted(r, EP_PLANT_LOW_TOLD_EARLY) || blockIdx.x == 0) return;
+    EP_SHORT for (ep_u32 i = 0; threadIdx.x == 0 && i < 64; ++i) ep_be_last(r);
+    __syncthreads();
+}
+EP_DEV void ep_low_tell_early(const EpRank& r, ep_u64 op) {
+    if (!ep_planted(r, EP_PLANT_LOW_TOLD_EARLY) || blockIdx.x != 0) return;
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
+        if (peer != r.me && ep_low_takes_part(peer)) ep_low_tell_received(r, op, peer);
+}
+
 /* A rank was not sent all, because its bank was not free. */
 EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 began) {
     const bool gone = ep_low_is_gone(r, peer);
@@ -94,10 +113,7 @@ EP_DEV bool ep_low_end(const EpRank& r, const EpLowNow& now, ep_u64 op, ep_u32 p
     }
     /* The first threads count meanwhile. */
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
-        if (received && peer != r.me && ep_low_takes_part(peer)) {
-            ep_fence_sys();
-            ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
-        }
+        if (received && peer != r.me && ep_low_takes_part(peer)) ep_low_tell_received(r, op, peer);
         if (rows && !trouble) ep_low_late(r, op)[peer] = 0;
     }
     if (threadIdx.x == 0) {

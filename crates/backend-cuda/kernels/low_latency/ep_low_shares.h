@@ -26,6 +26,7 @@ EP_DEV ep_u32 ep_low_look_at_shares(const EpRank& r) {
 /* Takes a share of a block that has not begun, for the whole block; EP_LOW_NO_SHARE where all are taken. By all threads. */
 EP_RARE ep_u32 ep_low_take_another(const EpRank& r) {
     __shared__ ep_u32 nearest, taken;
+    if (ep_planted(r, EP_PLANT_LOW_SHARES_LEFT)) return EP_LOW_NO_SHARE;
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {

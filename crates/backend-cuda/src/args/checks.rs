@@ -257,6 +257,10 @@ c_enum! {
         LotEarly = 43,
         /// Rows by expert: a row's sum is said to be there before it is, where a combine runs beside.
         FoldToldEarly = 44,
+        /// Low latency: a block leaves the shares of blocks that have not begun.
+        LowSharesLeft = 45,
+        /// Low latency: a block that is not the last says that a combine was received.
+        LowToldEarly = 46,
     }
 }
 

@@ -7,6 +7,10 @@
 mod common;
 #[path = "../common/early.rs"]
 mod early;
+#[path = "../common/few_blocks.rs"]
+mod few_blocks;
+#[path = "../common/growing.rs"]
+mod growing;
 mod planted;
 #[path = "../common/specialised.rs"]
 mod specialised;
@@ -80,6 +84,9 @@ fn main() -> ExitCode {
     }
     trials.push(trial("rings_keep_the_rules_and_carry_what_the_plan_says".into(), Box::new(traces::rings)));
     trials.extend(early::trials(absent));
+    trials.extend(few_blocks::one(few_blocks::ranks(absent, 1)));
+    trials.push(few_blocks::waves(absent, gpus, |cuda| cuda));
+    trials.extend(growing::trials(absent));
     trials.extend(specialised::trials(absent));
     trials.extend(stalled::trials(absent));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()

@@ -60,7 +60,7 @@ const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 /// Pieces and windows that differ between ranks.
 const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
-pub(crate) const FAULTS: [Fault; 41] = [
+pub(crate) const FAULTS: [Fault; 42] = [
     moment(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     moment(
         Plant::CreditEarly,
@@ -119,6 +119,11 @@ pub(crate) const FAULTS: [Fault; 41] = [
         Plant::LowResultsTorn,
         "low_latency_results_of_small_and_of_large_batches",
         &["combined_x", "second combine along a handle"],
+    ),
+    moment(
+        Plant::LowToldEarly,
+        "low_latency_two_operations_in_flight",
+        &["number of the low-latency operation", "combined_x"],
     ),
     fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),

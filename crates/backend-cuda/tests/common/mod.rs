@@ -122,16 +122,43 @@ pub struct Cuda {
     pub staged: bool,
     /// Whether kernels are compiled for the case's shape alone.
     pub specialised: bool,
+    /// Blocks of the kernels of low latency; where that is not said, as many as there are multiprocessors for a rank.
+    pub low: Blocks,
+}
+
+/// Blocks of the kernels of low latency.
+#[derive(Clone, Copy, Debug)]
+pub enum Blocks {
+    /// One for each multiprocessor.
+    Automatic,
+    /// So many.
+    #[allow(dead_code)] // Not in every test target.
+    Few(u32),
+    /// So many for each multiprocessor, which runs one at a time.
+    #[allow(dead_code)] // As above.
+    Waves(u32),
 }
 
 impl Cuda {
     pub fn new() -> Self {
-        Self { absent: absent(), checks: None, deadline: None, staged: false, specialised: false }
+        Self {
+            absent: absent(),
+            checks: None,
+            deadline: None,
+            staged: false,
+            specialised: false,
+            low: Blocks::Automatic,
+        }
     }
 
     fn cluster(&self, setup: &Setup) -> Result<Cluster, String> {
         let builder = builder(setup, self.checks.as_ref(), self.deadline).map_err(|error| error.to_string())?;
         let builder = builder.specialise(self.specialised);
+        let builder = match self.low {
+            Blocks::Automatic => builder,
+            Blocks::Few(blocks) => builder.low_latency_multiprocessors(blocks),
+            Blocks::Waves(each) => builder.low_latency_waves(each),
+        };
         let builder = if self.staged { builder.far_staged(Loop::new()) } else { builder };
         builder.build(setup.shape).map_err(|error| error.to_string())
     }
