@@ -282,8 +282,10 @@ class Arena:
         return self._most_kept + self._most_kept // 8 + 2 * self.room.rows * (self._row + self._result)
 
     def _say(self, rows: int, what: str) -> None:
-        # What comes while an arena grows goes another way, once.
-        if self._has_said or not self.communicator.is_arena_full:
+        if self._has_said:
+            return
+        if not self.communicator.is_arena_full:
+            LOG.info("rank %d: %d %s went another way while the arena grew", self.communicator.rank, rows, what)
             return
         self._has_said = True
         room, communicator = self.room, self.communicator
