@@ -2,7 +2,7 @@
  * ep_move_kernel: carries out what a network made of software was asked for: copies into a window, then cells of it, then a mark by which the host knows.
  * The driver takes as long to be asked for one copy as for a launch, so what many copies bring comes sooner by one launch of this.
  *
- *   launch   a few blocks, of EP_MOVE_THREADS each; of one stream one after the other
+ *   launch   a few blocks, of EP_MOVE_THREADS each; of one stream each begins beside the one before it, and ends behind it
  *   memory   windows of GPUs of this host, at addresses that the host has looked up; the mark is in memory of the host
  *   rules    F3: all threads of a block meet, and its first one fences, before the block counts as done; the last block's first thread fences, too,
  *            and then stores the cells in their order, and the mark. F5: sources are read when the mark is there
@@ -46,9 +46,12 @@ EP_DEV void ep_move_all(const EpMovesArgs& a) {
 }
 
 EP_KERNEL(EP_MOVE_THREADS) ep_move_kernel(EP_GIVEN(EpMovesArgs) a) {
+    /* Copies of the next launch go beside these; its cells and its mark come behind. */
+    ep_let_next_begin();
     ep_move_all(a);
     ep_block_meet();
     if (ep_thread() != 0) return;
+    ep_wait_for_launches_before();
     ep_fence_sys();
     ep_u32* done = (ep_u32*)a.done;
     if (ep_atomic_add(done, 1u) + 1 != ep_blocks()) return;

@@ -61,9 +61,9 @@ impl Mover {
         for args in launches(moves, cells, mark, self.done.address()) {
             // What is stored alone needs no more than a block.
             let blocks = if args.moves == 0 { 1 } else { self.blocks };
-            let shape = Launch { blocks, threads: MOVE_THREADS, shared_memory: 0, mode: Mode::Plain };
-            // SAFETY: the kernel's one parameter, declared from that struct; the caller vouches for the addresses, and `done` is given back in the order
-            // of the stream.
+            let shape = Launch { blocks, threads: MOVE_THREADS, shared_memory: 0, mode: Mode::Dependent };
+            // SAFETY: the kernel's one parameter, declared from that struct; the caller vouches for the addresses, and `done` is used by blocks that have
+            // waited for the launch before, and given back in the order of the stream.
             unsafe { self.kernel.launch_alone(stream.device(), stream.raw() as usize, shape, &args) }?;
         }
         Ok(())
