@@ -347,9 +347,12 @@ impl Endpoint {
         })
     }
 
-    /// Bytes of this rank's window.
+    /// Bytes of memory of this rank's window.
     fn window_bytes(&self, py: Python<'_>) -> PyResult<u64> {
-        self.call(py, "window_bytes", |endpoint, _| Ok(endpoint.layout().window_bytes()))
+        self.call(py, "window_bytes", |endpoint, _| {
+            let layout = endpoint.layout();
+            Ok(layout.window_bytes() - layout.arena().len + endpoint.arena_bytes())
+        })
     }
 
     /// The stream that calls enqueue to; 0 on CPUs.

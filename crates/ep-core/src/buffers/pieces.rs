@@ -77,3 +77,74 @@ impl Pieces {
         self.all.retain(|other| other.span != piece.span);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffers::Arena;
+    use crate::layout::{RowFormat, SLOT_ALIGN};
+    use crate::port::Offset;
+    use crate::shape::Shape;
+
+    /// An arena of two blocks, the second of which is a piece that came, and that piece.
+    fn grown(format: &RowFormat, ages: &Arc<Ages>) -> (Arena, Span) {
+        let len = format.block_bytes(1);
+        let piece = Offset(SLOT_ALIGN + len).span(len);
+        let arena = Arena::growing(Offset(SLOT_ALIGN).span(4 * len), piece.offset, ages);
+        let first = arena.take(format, 1).unwrap();
+        assert!(arena.take(format, 1).is_none(), "there is no memory behind the first block");
+        arena.came(piece);
+        arena.give(&first);
+        (arena, piece)
+    }
+
+    #[test]
+    fn what_came_is_one_piece_with_what_was_there() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let (arena, _) = grown(&format, &Arc::default());
+        let both = (1..).take_while(|&rows| format.block_bytes(rows) <= 2 * format.block_bytes(1)).last().unwrap();
+        assert!(!arena.has_room(&format, both as u32 + 1) && arena.take(&format, both as u32).is_some());
+    }
+
+    /// A kernel that reads rows which were given back runs before the first kernel of the next call, or beside that of one under way.
+    #[test]
+    fn a_piece_goes_when_a_call_has_come_so_far_that_began_after_it_was_given_back() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let ages = Arc::new(Ages::default());
+        let (arena, piece) = grown(&format, &ages);
+        let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        let early = ages.begin();
+        both.iter().for_each(|block| arena.give(block));
+        ages.settle(early);
+        assert!(arena.spare().is_empty(), "that call began before");
+        let late = ages.begin();
+        assert!(arena.spare().is_empty(), "that call has not come so far");
+        ages.settle(late);
+        let spare = arena.spare();
+        assert_eq!(spare.iter().map(|spare| spare.span).collect::<Vec<_>>(), [piece], "the first block never goes");
+        let again = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        assert!(arena.spare().is_empty() && !arena.withdraw(&spare[0]), "somebody has it");
+        again.iter().for_each(|block| arena.give(block));
+        assert!(!arena.withdraw(&spare[0]), "somebody had it since");
+        ages.settle(ages.begin());
+        assert!(arena.withdraw(&arena.spare()[0]) && arena.spare().is_empty());
+        assert!(arena.take(&format, 1).is_some() && arena.take(&format, 1).is_none(), "the first block is there");
+        arena.came(piece);
+        assert!(arena.spare().is_empty(), "as old as the last call");
+    }
+
+    #[test]
+    fn no_piece_goes_of_which_a_peer_was_told_that_may_come_late() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let ages = Arc::new(Ages::default());
+        let (arena, _) = grown(&format, &ages);
+        let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        arena.suspect(&both[1]);
+        both.iter().for_each(|block| arena.give(block));
+        ages.settle(ages.begin());
+        assert!(arena.spare().is_empty(), "before the recovery");
+        arena.recovered(true);
+        ages.settle(ages.begin());
+        assert!(arena.spare().is_empty(), "a lost rank may touch it for ever");
+    }
+}

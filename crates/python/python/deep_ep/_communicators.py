@@ -407,4 +407,9 @@ class Communicators:
             raise failed
         assert made is not None
         self.device = device
+        LOG.info(
+            "rank %d: %s of rows of %d elements takes %d MiB of %s, %d of them its arena",
+            *(made.rank, "low latency" if made.low_latency else "throughput mode", rows.hidden),
+            *(made.window_bytes >> 20, device, made.stats()["arena_bytes"] >> 20),
+        )
         return made

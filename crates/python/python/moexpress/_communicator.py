@@ -491,7 +491,7 @@ class Communicator:
 
     @property
     def window_bytes(self) -> int:
-        """Bytes of this rank's window. Memory is used where it is written."""
+        """Bytes of this rank's window, with what its arena has now. Of a host memory is used where it is written."""
         return self.native.window_bytes()
 
     def close(self) -> None:
