@@ -75,6 +75,12 @@ pub enum CudaError {
         /// Which rank, and what it did.
         problem: String,
     },
+    /// An arena cannot grow here.
+    #[error("an arena cannot grow: {problem}")]
+    NoGrowth {
+        /// What is missing.
+        problem: String,
+    },
     /// A kernel does not compile.
     #[error("{kernel} does not compile for {arch}:\n{log}")]
     Compile {
@@ -128,6 +134,7 @@ impl From<CudaError> for ep_core::Error {
             | CudaError::TooOld { .. }
             | CudaError::NoPeerAccess { .. }
             | CudaError::Register
+            | CudaError::NoGrowth { .. }
             | CudaError::Capturing { .. } => Self::unsupported("the CUDA backend", error),
         }
     }

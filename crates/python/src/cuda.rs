@@ -50,9 +50,9 @@ pub(crate) fn join(
     }
     let builder = far::between_gpus(builder, far::named(options, &topology)?)?;
     let mut endpoint = builder.join(shape, member)?;
-    // A framework asks the driver for what waits there whenever it likes.
     // Which streams read results it is told by its calls.
     endpoint.read_beside(true);
+    // A framework asks the driver for what waits there whenever it likes.
     endpoint.wait_for_kernels(options.wait_for_kernels || endpoint.copies_between_nodes());
     Ok(Box::new(Rank::new(endpoint, layout)))
 }

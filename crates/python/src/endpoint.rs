@@ -360,18 +360,19 @@ impl Endpoint {
         self.call(py, "stream", |endpoint, _| Ok(endpoint.stream()))
     }
 
-    /// Nobody reads results that are gone but by what `stream` holds now: when this rank ends, their memory may go.
-    fn ends_behind(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
-        // SAFETY: the caller's current stream.
-        self.call(py, "ends_behind", |endpoint, _| Ok(unsafe { endpoint.ends_behind(stream) }?))
-    }
-
     /// Ends the call under way, which raises `Closed`, and frees windows and lanes; within that call, once it has ended. Tensors that lie
-    /// in the arena stay readable.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
+    /// in the arena stay readable. `stream`: nobody reads results that are gone but by what it holds now, so their memory may go; without one it
+    /// goes later.
+    #[pyo3(signature = (stream = None))]
+    fn close(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
         let rank = self.rank.get(py)?;
         let mut patience = None;
-        let closed = py.detach(|| rank.close(&mut || patience.get_or_insert_with(Patience::new).go_on()));
+        let mut go_on = || patience.get_or_insert_with(Patience::new).go_on();
+        let last = |rank: &mut Box<dyn Calls>| {
+            // SAFETY: the caller's current stream.
+            let _ = stream.map(|stream| unsafe { rank.ends_behind(stream) });
+        };
+        let closed = py.detach(|| rank.close(&mut go_on, last));
         closed.map_err(|refused| refusal(py, patience, refused))
     }
 }
@@ -381,7 +382,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         let Some(rank) = self.rank.here() else { return };
         // Nobody else has it: no call is under way. Without an interpreter, or while it collects garbage, it is dropped behind this.
-        let _ = Python::try_attach(|py| py.detach(|| rank.close(&mut || true)));
+        let _ = Python::try_attach(|py| py.detach(|| rank.close(&mut || true, |_| ())));
     }
 }
 

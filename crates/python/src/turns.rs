@@ -84,15 +84,16 @@ impl<T> Turns<T> {
         self.closes.load(Ordering::Relaxed)
     }
 
-    /// Ends the call under way and drops the value. From within that call it is dropped later, when the call has ended.
-    pub(crate) fn close(&self, go_on: &mut dyn FnMut() -> bool) -> Result<(), Refused> {
+    /// Ends the call under way and drops the value, behind `last`. From within that call it is dropped later, when the call has ended.
+    pub(crate) fn close(&self, go_on: &mut dyn FnMut() -> bool, last: impl FnOnce(&mut T)) -> Result<(), Refused> {
         let place = self.lock();
         // With the lock: whoever takes it next sees this.
         self.closes.store(true, Ordering::Relaxed);
         match self.when_free(place, thread::current().id(), go_on) {
             Ok(mut place) => {
-                let value = place.value.take();
+                let mut value = place.value.take();
                 drop(place);
+                value.as_mut().map(last);
                 drop(value);
                 Ok(())
             }

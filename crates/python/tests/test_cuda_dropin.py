@@ -72,6 +72,9 @@ def check_layers(rank: int, world: int) -> None:
         assert torch.cuda.mem_get_info(where)[0] > before + 12 * batch
         assert bool((buffer.dispatch(x, None, *given)[0] == 1).all())
         buffer.destroy()
+        # Others have it mapped, too, until they have done so.
+        dist.barrier()
+        torch.cuda.synchronize()
         assert torch.cuda.mem_get_info(where)[0] > before + stats["arena_bytes"] - batch
 
 

@@ -53,13 +53,9 @@ impl Builder {
                 (node, growth.map(Some))
             }
         };
-        let endpoint = growth.and_then(|growth| {
-            let mut endpoint = self.endpoint(&device, &layout, member, &node, options)?;
-            growth.map_or(Ok(()), |growth| endpoint.grow(growth, patience))?;
-            Ok(endpoint)
-        });
-        let endpoint = match endpoint {
-            Ok(endpoint) => endpoint,
+        let endpoint = growth.and_then(|growth| Ok((self.endpoint(&device, &layout, member, &node, options)?, growth)));
+        let (mut endpoint, growth) = match endpoint {
+            Ok(made) => made,
             Err(error) => {
                 member.tell_failed(&error, patience);
                 // As the others do when they hear it.
@@ -70,6 +66,10 @@ impl Builder {
         // Nobody begins before all reach all.
         let told = |offer: &Option<Vec<u8>>| offer.clone().unwrap_or_default();
         let (_, offers) = member.try_all_gather(offer(&endpoint), told, patience, CudaError::meeting)?;
+        if let Some(growth) = growth {
+            let grown = endpoint.grow(growth, patience);
+            member.try_all_gather(grown, |()| Vec::new(), patience, CudaError::meeting)?;
+        }
         if let Some(far) = endpoint.far() {
             // Nobody posts before all are connected.
             let connected = far.lanes().connect(&offers);

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use ep_core::engine::Ages;
 
 use super::check;
+use super::relaxed::Relaxed;
 use crate::error::CudaError;
 
 /// One GPU. The same value for everybody in the process who opens the same ordinal; its context lives as long as the process.
@@ -27,8 +29,10 @@ pub struct Device {
     pub(super) imports: Mutex<super::ipc::Imports>,
     /// By which calls of it one knows what has ended.
     ages: Arc<Ages>,
-    /// Memory that goes when what was enqueued before has ended, with its age.
-    buried: Mutex<Vec<(u64, super::Stretch)>>,
+    /// Memory that goes when what was enqueued before has ended, with its age, and since when it waits.
+    buried: Mutex<Vec<(u64, Instant, super::Stretch)>>,
+    /// One at a time looks what is free, and takes some of it.
+    pub(crate) takes: Mutex<()>,
     /// Events without timing.
     events: Mutex<Vec<super::stream::SpareEvent>>,
 }
@@ -99,6 +103,7 @@ impl Device {
             imports: Mutex::default(),
             ages: Arc::default(),
             buried: Mutex::default(),
+            takes: Mutex::default(),
             events: Mutex::default(),
         })
     }
@@ -142,7 +147,7 @@ impl Device {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn left(&self) -> Result<u64, CudaError> {
-        let (free, _) = self.free()?;
+        let (free, _) = self.memory()?;
         let pooled = |attribute| {
             let mut bytes = 0_u64;
             // SAFETY: the pool lives for ever; these attributes are u64, which are written to.
@@ -159,28 +164,31 @@ impl Device {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub(crate) fn free(&self) -> Result<(u64, u64), CudaError> {
+    pub(crate) fn memory(&self) -> Result<(u64, u64), CudaError> {
         self.bind()?;
+        let _relaxed = Relaxed::enter();
         let (mut free, mut all) = (0, 0);
         // SAFETY: the context is current; both numbers are written to.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut all) })?;
         Ok((free as u64, all as u64))
     }
 
-    /// By which calls of this GPU one knows what has ended. A call begins behind what was enqueued before it, and settles when the host has heard from its kernels.
+    /// Those of all endpoints of this process on this GPU, by which goes what outlives an endpoint.
     pub(crate) const fn ages(&self) -> &Arc<Ages> {
         &self.ages
     }
 
-    /// Lets memory go that nobody of this process reads or writes any more, but by what was enqueued before: once a later call has settled.
+    /// Lets memory go that nobody of this process reads or writes any more, but by what was enqueued before: some seconds later, once a later call has
+    /// settled.
     pub(crate) fn bury(&self, stretch: super::Stretch) {
-        self.buried.lock().unwrap_or_else(PoisonError::into_inner).push((self.ages.now(), stretch));
+        self.buried.lock().unwrap_or_else(PoisonError::into_inner).push((self.ages.now(), Instant::now(), stretch));
     }
 
-    /// Lets go what was buried before a call that has settled.
+    /// Lets go what was buried some seconds ago, and before a call that has settled.
     pub(crate) fn sweep(&self) {
         let mut buried = self.buried.lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, stretch) in buried.extract_if(.., |(age, _)| self.ages.is_settled(*age)) {
+        let is_over = |age: u64, since: Instant| self.ages.is_settled(age) && since.elapsed() >= super::LINGER;
+        for (.., stretch) in buried.extract_if(.., |&mut (age, since, _)| is_over(age, since)) {
             // SAFETY: nobody uses it, and what was enqueued before has ended.
             unsafe { stretch.free() };
         }

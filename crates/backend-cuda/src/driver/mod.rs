@@ -30,7 +30,7 @@ pub(crate) use registered::Registered;
 pub use scratch::Scratch;
 pub(crate) use stream::Pause;
 pub use stream::{Event, Stream};
-pub(crate) use stretch::{PIECE, Pages, Stretch};
+pub(crate) use stretch::{LINGER, PIECE, Pages, Stretch};
 
 use crate::error::CudaError;
 

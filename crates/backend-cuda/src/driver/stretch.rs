@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
@@ -13,6 +15,8 @@ use super::relaxed::Relaxed;
 use super::{Device, Stream, check};
 use crate::error::CudaError;
 
+/// How long memory that nobody has stays: not while the steps of a model come one after the other.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// What offsets and sizes of pieces are multiples of.
 pub(crate) const PIECE: u64 = 2 << 20;
 
@@ -108,6 +112,8 @@ pub(crate) struct Stretch {
     bytes: u64,
     /// Bytes of the pieces, by where they begin.
     pieces: Mutex<BTreeMap<u64, u64>>,
+    /// Bytes of all of them.
+    mapped: Arc<AtomicU64>,
 }
 
 impl Stretch {
@@ -125,8 +131,7 @@ impl Stretch {
             (Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory by descriptors"),
         ] {
             if device.attribute(attribute)? == 0 {
-                let code = format!("GPU {} has none", device.ordinal());
-                return Err(CudaError::Driver { call: what, code });
+                return Err(CudaError::NoGrowth { problem: format!("GPU {} has no {what}", device.ordinal()) });
             }
         }
         let _relaxed = Relaxed::enter();
@@ -136,15 +141,14 @@ impl Stretch {
         let code = unsafe { sys::cuMemGetAllocationGranularity(&raw mut unit, &raw const about, which) };
         check("cuMemGetAllocationGranularity", code)?;
         if unit == 0 || !PIECE.is_multiple_of(unit as u64) {
-            let code = format!("pieces of {unit} bytes do not divide {PIECE}");
-            return Err(CudaError::Driver { call: "cuMemGetAllocationGranularity", code });
+            return Err(CudaError::NoGrowth { problem: format!("pieces of {unit} bytes do not divide {PIECE}") });
         }
         let too_large = || CudaError::Driver { call: "size of a stretch", code: format!("{bytes} bytes") };
         let (bytes, mut address) = (bytes.checked_next_multiple_of(PIECE).ok_or_else(too_large)?, 0);
         // SAFETY: `address` is written to.
         let code = unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PIECE as usize, 0, 0) };
         check("cuMemAddressReserve", code)?;
-        Ok(Self { device: Arc::clone(device), address, bytes, pieces: Mutex::default() })
+        Ok(Self { device: Arc::clone(device), address, bytes, pieces: Mutex::default(), mapped: Arc::default() })
     }
 
     /// Where kernels see it.
@@ -152,23 +156,29 @@ impl Stretch {
         self.address
     }
 
+    /// Bytes of it that have memory, now and when it has been freed.
+    pub(crate) const fn mapped(&self) -> &Arc<AtomicU64> {
+        &self.mapped
+    }
+
     /// The GPU whose context it belongs to.
     pub(crate) const fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The first byte of `bytes` without memory, between bytes `from` and `until`.
-    pub(crate) fn gap(&self, from: u64, until: u64, bytes: u64) -> Option<u64> {
+    /// The first bytes without memory between bytes `from` and `until`, as many as `bytes`, or the most that there are; and how many.
+    pub(crate) fn gap(&self, from: u64, until: u64, bytes: u64) -> (u64, u64) {
         let pieces = self.pieces();
         let taken = pieces.range(from..until).map(|(&at, &len)| (at, at + len)).chain([(until, until)]);
-        let mut free = from;
+        let (mut free, mut longest) = (from, (from, 0));
         for (at, end) in taken {
-            if at - free >= bytes {
-                return Some(free);
+            let len = (at - free).min(bytes);
+            if len > longest.1 {
+                longest = (free, len);
             }
             free = end;
         }
-        None
+        longest
     }
 
     /// Fills `bytes` bytes from byte `at` on, which have memory, on `stream`.
@@ -209,6 +219,7 @@ impl Stretch {
             return Err(error);
         }
         pieces.insert(at, len);
+        self.mapped.fetch_add(len, Ordering::Relaxed);
         Ok(())
     }
 
@@ -227,14 +238,15 @@ impl Stretch {
         // SAFETY: a piece that is mapped, of which the caller promises that nothing uses it.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address + at, len as usize) })?;
         pieces.remove(&at);
+        self.mapped.fetch_sub(len, Ordering::Relaxed);
         Ok(())
     }
 
     /// Gives all of it back, addresses as well.
     ///
     /// # Safety
-    /// Nothing uses any of it, nor will.
-    pub(crate) unsafe fn free(self) {
+    /// Nothing uses any of it, nor will, this value least of all.
+    pub(crate) unsafe fn free(&self) {
         let all: Vec<u64> = self.pieces().keys().copied().collect();
         // SAFETY: as the caller promises.
         let bare = all.into_iter().all(|at| unsafe { self.bare(at) }.is_ok());

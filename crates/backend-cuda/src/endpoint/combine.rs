@@ -35,7 +35,8 @@ impl CudaEndpoint {
         let out = Rows::new(&stream, handle.tokens(), self.shape().result_bytes() as usize)?;
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
         let sums: Array<f32> = self.room_for(weighed)?;
-        let lies_well = y.lease().is_some_and(|lease| lease.block_in(self.desk.arena()).is_some());
+        let lies_well =
+            kept.placed.is_none() && y.lease().is_some_and(|lease| lease.block_in(self.desk.arena()).is_some());
         if self.far().is_none() && !self.is_pulled(handle.outboxes()) && !lies_well {
             self.make_room(&self.layout().row().results(), handle.rows()).await;
         }

@@ -278,7 +278,7 @@ impl CudaEndpoint {
         }
         self.tickets += 1;
         let (ticket, me) = (self.tickets, self.desk.rank());
-        let age = self.device.stream.device().ages().begin();
+        let begun = self.begins();
         // SAFETY: as above.
         unsafe { self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting }) }?;
         let answer = self.until(|device| match device.reported(me) {
@@ -291,7 +291,7 @@ impl CudaEndpoint {
             Err(error) => return Err(error),
         };
         self.desk.has_started(op);
-        self.device.stream.device().ages().settle(age);
+        self.has_heard(begun);
         let exchange = Exchange::new(rows, tokens, experts)?;
         let outboxes = self.settings().outboxes().is_some() && exchange.overflows(&rooms);
         Ok(Some((exchange, outboxes)))

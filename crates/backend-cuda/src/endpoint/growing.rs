@@ -1,5 +1,7 @@
 //! An arena that grows: when to ask for more of it.
 
+#[cfg(feature = "workshop")]
+use std::sync::{Arc, atomic::AtomicU64};
 use std::time::{Duration, Instant};
 
 use ep_core::Error;
@@ -19,19 +21,33 @@ const PATIENCE: Duration = Duration::from_millis(200);
 impl CudaEndpoint {
     /// Lets the arena grow from here on. Before the first call.
     pub(crate) fn grow(&mut self, growth: Growth, within: Duration) -> Result<(), Error> {
-        self.desk.let_grow(Offset(growth.from()), self.device.stream.device().ages());
+        self.desk.let_grow(Offset(growth.from()), &self.ages);
         self.keeper = Some(Keeper::start(growth, self.desk.arena(), within)?);
         Ok(())
+    }
+
+    /// A call begins, which will have [`heard`](Self::has_heard) from its first kernels.
+    pub(super) fn begins(&self) -> [u64; 2] {
+        [&self.ages, self.device.stream.device().ages()].map(|ages| ages.begin())
+    }
+
+    /// The host has heard from the first kernels of a call.
+    pub(super) fn has_heard(&self, [own, any]: [u64; 2]) {
+        let device = self.device.stream.device();
+        self.ages.settle(own);
+        device.ages().settle(any);
+        device.sweep();
     }
 
     /// Asks for more where the next batches, as large as one of so many rows, would have no room.
     pub(super) fn look_ahead(&mut self, rows: u32) {
         self.last_rows = rows;
         let Some(keeper) = &self.keeper else { return };
-        let ahead = AHEAD[usize::from(keeper.backed() == 0)];
-        if self.desk.arena().room(self.layout().row()) < rows.saturating_mul(ahead) {
-            let row = self.layout().row();
-            let each = row.block_bytes(rows.into()).saturating_add(row.results().block_bytes(rows.into()));
+        let (row, ahead) = (self.layout().row(), AHEAD[usize::from(keeper.backed() == 0)]);
+        let bytes = |rows: u64| row.block_bytes(rows).saturating_add(row.results().block_bytes(rows));
+        keeper.look_ahead(bytes(u64::from(rows) * u64::from(ahead)));
+        if self.desk.arena().room(row) < rows.saturating_mul(ahead) {
+            let each = bytes(rows.into());
             keeper.ask(each.saturating_mul(COMING).max(keeper.backed()), each);
         }
     }
@@ -66,6 +82,12 @@ impl CudaEndpoint {
     /// Whether the arena has as much as it may, and something of it was asked for in vain: not more than a second ago.
     pub fn is_arena_full(&self) -> bool {
         self.keeper.as_ref().is_none_or(Keeper::is_refused)
+    }
+
+    /// Bytes of its window that have memory, now and when it has ended, where the arena grows.
+    #[cfg(feature = "workshop")]
+    pub fn mapped(&self) -> Option<Arc<AtomicU64>> {
+        self.keeper.as_ref().map(|keeper| Arc::clone(keeper.mapped()))
     }
 
     /// Bytes that the arena has now; of one that does not grow all of it.

@@ -36,7 +36,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::Peers;
-use ep_core::engine::{Combine, Combined, Desk, Dispatch, Handle, Lease, Received, Routing, Scalar, Scales, Stats};
+use ep_core::engine::{
+    Ages, Combine, Combined, Desk, Dispatch, Handle, Lease, Received, Routing, Scalar, Scales, Stats,
+};
 use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, OutboxUse, Rank, RankSet, Rings};
 
@@ -94,6 +96,8 @@ pub struct CudaEndpoint {
     tickets: u64,
     /// Blocks of operations that are not known to have ended well.
     told: told::Told,
+    /// By which of its calls it knows what may go of the arena.
+    ages: Arc<Ages>,
     /// Where the arena grows.
     keeper: Option<Keeper>,
     /// Rows that the last dispatch made room for.
@@ -135,6 +139,7 @@ impl CudaEndpoint {
             window,
             tickets: 0,
             told: told::Told::default(),
+            ages: Arc::default(),
             keeper: None,
             last_rows: 0,
             read_beside: false,

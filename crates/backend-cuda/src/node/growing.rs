@@ -37,13 +37,27 @@ impl Parts {
     }
 }
 
+/// A new window: it is freed when this is dropped, unless somebody else has it by then.
+#[derive(Debug)]
+struct Fresh(Arc<Stretch>);
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.0) == 1 {
+            // SAFETY: nobody but its maker has used it, whose work has ended or did not begin; and nobody can any more.
+            unsafe { self.0.free() };
+        }
+    }
+}
+
 /// What grows of a rank's window, until its [`Keeper`](super::Keeper) starts.
 #[derive(Debug)]
 pub(crate) struct Growth {
     pub(super) door: Door,
     pub(super) kept: Kept,
-    /// Pieces of the others that are to be mapped here before the first call.
+    /// Pieces of the others that are to be mapped here before the first call, and who says which of them have ended.
     pub(super) awaited: usize,
+    pub(super) member: Option<Arc<Member>>,
 }
 
 impl Growth {
@@ -57,7 +71,7 @@ impl Growth {
 #[derive(Debug)]
 pub(crate) struct Brought {
     door: Door,
-    own: Arc<Stretch>,
+    own: Fresh,
     fixed: Vec<Fixed>,
     between: Range<u64>,
 }
@@ -93,13 +107,14 @@ impl Node {
             }
         }
         let all: Vec<&Device> = reach.iter().map(|device| &**device).collect();
+        let made = devices.iter().map(|device| Ok((window(device, layout, &parts, &all, (poison, false))?, door()?)));
+        let made = made.collect::<Result<Vec<_>, CudaError>>()?;
         let (mut windows, mut growths) = (Vec::new(), Vec::new());
-        for (me, device) in (0..).map(Rank).zip(devices) {
-            let (own, fixed) = window(device, layout, &parts, &all, (poison, false))?;
-            windows.push(Some(Window::Growing(Arc::clone(&own))));
-            let (reach, between) = (reach.clone(), parts.between.clone());
+        for (me, ((fresh, fixed), door)) in (0..).map(Rank).zip(made) {
+            windows.push(Some(Window::Growing(Arc::clone(&fresh.0))));
+            let (own, reach, between) = (Arc::clone(&fresh.0), reach.clone(), parts.between.clone());
             let kept = Kept { me, own, fixed, between, reach, theirs: Vec::new() };
-            growths.push(Growth { door: door()?, kept, awaited: 0 });
+            growths.push(Growth { door, kept, awaited: 0, member: None });
         }
         Ok((Arc::new(Self::of(windows, devices.len(), None)), growths))
     }
@@ -113,7 +128,8 @@ impl Node {
         within: Duration,
         told: &Told,
     ) -> (Arc<Self>, Result<Growth, Error>) {
-        let Brought { door, own, fixed, between } = brought;
+        let Brought { door, own: fresh, fixed, between } = brought;
+        let own = Arc::clone(&fresh.0);
         let (me, mut windows, mut theirs, mut reached) = (member.rank(), Vec::new(), Vec::new(), Ok(()));
         for (rank, told) in layout.topology().all().zip(told) {
             let window = if rank == me { Ok(None) } else { of_rank(device, layout, rank, told.as_deref()).map(Some) };
@@ -132,12 +148,12 @@ impl Node {
         let node = Self::of(windows, 0, Some((Arc::clone(member), within)));
         let awaited = fixed.len() * theirs.len();
         let kept = Kept { me, own, fixed, between, reach: vec![Arc::clone(device)], theirs };
-        (Arc::new(node), reached.map(|()| Growth { door, kept, awaited }))
+        (Arc::new(node), reached.map(|()| Growth { door, kept, awaited, member: Some(Arc::clone(member)) }))
     }
 }
 
 fn door() -> Result<Door, CudaError> {
-    Door::open().map_err(|error| CudaError::Meeting { problem: format!("a Unix socket: {error}") })
+    Door::open().map_err(|error| CudaError::NoGrowth { problem: format!("a Unix socket: {error}") })
 }
 
 /// A window with what it has from the beginning, zeroed, or filled with a pattern where it is poisoned; as all of `reach` see it. `shares`: for other processes,
@@ -148,8 +164,10 @@ fn window(
     parts: &Parts,
     reach: &[&Device],
     (poison, shares): (bool, bool),
-) -> Result<(Arc<Stretch>, Vec<Fixed>), CudaError> {
-    let (stream, window) = (Stream::new(device, 0)?, Stretch::reserve(device, layout.window_bytes())?);
+) -> Result<(Fresh, Vec<Fixed>), CudaError> {
+    let stream = Stream::new(device, 0)?;
+    let fresh = Fresh(Arc::new(Stretch::reserve(device, layout.window_bytes())?));
+    let window = &fresh.0;
     let fixed = parts.fixed.iter().map(|span| {
         let (at, len) = (span.offset.0, span.len);
         let pages = Pages::new(device, len)?;
@@ -158,9 +176,10 @@ fn window(
         window.fill(&stream, at, len, if poison { POISON } else { 0 })?;
         Ok(Fixed { at, len, descriptor })
     });
-    let fixed = fixed.collect::<Result<_, CudaError>>()?;
+    let fixed = fixed.collect::<Result<_, CudaError>>();
+    // Also where one failed: what was enqueued before fills what would be freed.
     stream.synchronize()?;
-    Ok((Arc::new(window), fixed))
+    Ok((fresh, fixed?))
 }
 
 /// The window of `rank` as this process will see it, and where its keeper hears, by what it told.
@@ -185,8 +204,8 @@ pub(super) fn end(window: Arc<Stretch>, may_run: bool, may_be_read: bool) {
         Ok(window) if may_be_read => device.bury(window),
         // SAFETY: kernels of this process have ended, and nobody has results in it whose readers may not have.
         Ok(window) => unsafe { window.free() },
-        // Its keeper has not ended, and lets go of nothing.
-        Err(_) => {}
+        // Somebody has it still, and does not let go of it.
+        Err(_) => tracing::warn!("memory of a window is not given back: it is in use"),
     }
     device.sweep();
 }

@@ -8,10 +8,11 @@
 //!  withdraws what nobody has       -- Bare --------------------->  unmaps it
 //! ```
 //!
-//! No call waits for any of it: a batch that comes before the memory goes another way. Ranks that are threads have one mapping of a window, for all of
+//! Nothing depends on it: a call waits a little for memory that is under way, and goes another way where that does not come. Ranks that are threads have one mapping of a window, for all of
 //! their GPUs, and tell each other nothing.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{DOOR_MESSAGE, Door, DoorAddress, Visit};
+use ep_bootstrap::{DOOR_MESSAGE, Door, DoorAddress, Member, Visit};
 use ep_core::engine::{Arena, Piece};
 use ep_core::port::Offset;
 use ep_core::{Rank, RankSet};
@@ -27,11 +28,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::growing::Growth;
 use super::said::Said;
-use crate::driver::{Device, PIECE, Pages, Stretch};
+use crate::driver::{Device, LINGER, PIECE, Pages, Stretch};
 use crate::error::CudaError;
 
-/// How long a piece is spare before it goes: not while the steps of a model come one after the other.
-const LINGER: Duration = Duration::from_secs(2);
 /// Time between two looks at what is spare.
 const LOOK: Duration = Duration::from_millis(250);
 /// Time between two attempts to tell somebody who takes in nothing.
@@ -40,6 +39,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 const AGAIN: Duration = Duration::from_secs(1);
 /// What is left of a GPU's free memory: one part of so many of all that it has.
 const SHARE: u64 = 16;
+/// Messages that are taken in at a time: whoever sends more holds up nothing.
+const AT_A_TIME: usize = 64;
 
 /// The windows that a keeper keeps: its rank's, and those of the others.
 #[derive(Debug)]
@@ -72,6 +73,8 @@ struct Shared {
     /// Bytes that are asked for, as a whole piece, and of which a part is of use.
     asked: AtomicU64,
     least: AtomicU64,
+    /// Bytes of the arena in one piece that are to stay, for the next batches, whether somebody has had them or not.
+    ahead: AtomicU64,
     /// Whether what was asked for last is not to be had.
     is_refused: AtomicBool,
     /// Bytes of pieces that came and have not gone.
@@ -88,6 +91,9 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     shared: Arc<Shared>,
+    /// Bytes of the own window that have memory.
+    #[cfg_attr(not(feature = "workshop"), allow(dead_code))] // Tests look at it.
+    mapped: Arc<AtomicU64>,
     /// Where pieces begin.
     from: u64,
     thread: Option<JoinHandle<()>>,
@@ -99,11 +105,12 @@ impl Keeper {
     /// # Errors
     /// Where the system has no thread, or [`Self::met`] fails.
     pub(crate) fn start(growth: Growth, arena: &Arena, within: Duration) -> Result<Self, CudaError> {
-        let (from, Growth { door, kept, awaited }) = (growth.from(), growth);
+        let (from, Growth { door, kept, awaited, member }) = (growth.from(), growth);
         let shared = Arc::new(Shared {
             door,
             asked: AtomicU64::new(0),
             least: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             backed: AtomicU64::new(0),
             stops: AtomicBool::new(false),
@@ -111,19 +118,21 @@ impl Keeper {
             has_met: Condvar::new(),
             lost: Mutex::default(),
         });
+        let mapped = Arc::clone(kept.own.mapped());
         let work = Work {
             shared: Arc::clone(&shared),
             arena: arena.clone(),
             unsent: Vec::new(),
+            number: 0,
             coming: None,
             spare: BTreeMap::new(),
             again: None,
             kept,
         };
         let thread = thread::Builder::new().name("moexpress arena".to_owned()).spawn(|| work.go_on());
-        let thread = thread.map_err(|error| CudaError::Meeting { problem: format!("a thread: {error}") })?;
-        let this = Self { shared, from, thread: Some(thread) };
-        this.met(awaited, within)?;
+        let thread = thread.map_err(|error| CudaError::NoGrowth { problem: format!("a thread: {error}") })?;
+        let this = Self { shared, mapped, from, thread: Some(thread) };
+        this.met(awaited, &member, within)?;
         Ok(this)
     }
 
@@ -131,17 +140,26 @@ impl Keeper {
     ///
     /// # Errors
     /// How many are, or what could not be mapped.
-    fn met(&self, pieces: usize, within: Duration) -> Result<(), CudaError> {
-        let met = locked(&self.shared.met);
-        let is_open = |met: &mut Result<usize, String>| met.as_ref().is_ok_and(|&met| met < pieces);
-        let waited = self.shared.has_met.wait_timeout_while(met, within, is_open);
-        let (met, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let problem = match &*met {
-            Ok(met) if *met >= pieces => return Ok(()),
-            Ok(met) => format!("{met} of {pieces} pieces of other ranks' windows have come"),
-            Err(problem) => problem.clone(),
-        };
-        Err(CudaError::Meeting { problem })
+    fn met(&self, pieces: usize, member: &Option<Arc<Member>>, within: Duration) -> Result<(), CudaError> {
+        let (mut met, deadline) = (locked(&self.shared.met), Instant::now() + within);
+        loop {
+            let lost = member.as_ref().map(|member| member.lost()).unwrap_or_default();
+            let problem = match &*met {
+                Ok(met) if *met >= pieces => return Ok(()),
+                Ok(_) if !lost.is_empty() => format!("ranks {lost:?} have ended"),
+                Ok(met) => format!("{met} of {pieces} pieces of other ranks' windows have come"),
+                Err(problem) => problem.clone(),
+            };
+            if met.is_err() || !lost.is_empty() || Instant::now() >= deadline {
+                return Err(CudaError::NoGrowth { problem });
+            }
+            (met, _) = self.shared.has_met.wait_timeout(met, LOOK).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// So many bytes in one piece stay from now on, once they are there, if nobody has them.
+    pub(crate) fn look_ahead(&self, bytes: u64) {
+        self.shared.ahead.store(bytes, Ordering::Relaxed);
     }
 
     /// Asks for `bytes` more, or for `least` where there is not as much. Asked while others are under way, it changes nothing.
@@ -164,6 +182,12 @@ impl Keeper {
         self.shared.is_refused.load(Ordering::Acquire)
     }
 
+    /// Bytes of the own window that have memory, now and later.
+    #[cfg(feature = "workshop")]
+    pub(crate) const fn mapped(&self) -> &Arc<AtomicU64> {
+        &self.mapped
+    }
+
     /// The first byte of the window that had no memory at first.
     pub(crate) const fn from(&self) -> u64 {
         self.from
@@ -181,7 +205,7 @@ impl Keeper {
     }
 
     fn wake(&self) {
-        // Where there is no room for it, the thread has enough to wake up for.
+        // Where there is no room for it, the thread looks by itself before long.
         let _ = self.shared.door.send(&self.shared.door.address(), &[], None);
     }
 }
@@ -198,6 +222,7 @@ impl Drop for Keeper {
 
 /// A piece that the others are to map.
 struct Coming {
+    number: u64,
     at: u64,
     bytes: u64,
     awaited: Vec<Rank>,
@@ -209,6 +234,8 @@ struct Work {
     kept: Kept,
     arena: Arena,
     unsent: Vec<(Rank, Said, Option<Arc<OwnedFd>>)>,
+    /// Of the last piece that the others were told of.
+    number: u64,
     coming: Option<Coming>,
     /// Since when pieces are spare, and their age, by where they lie.
     spare: BTreeMap<u64, (u64, Instant)>,
@@ -219,7 +246,8 @@ struct Work {
 impl Work {
     fn go_on(mut self) {
         for Fixed { at, len, descriptor } in std::mem::take(&mut self.kept.fixed) {
-            self.tell_all(Said::Back { at, bytes: len }, descriptor.as_ref());
+            self.number += 1;
+            self.tell_all(Said::Back { at, bytes: len, number: self.number }, descriptor.as_ref());
         }
         let mut look_at = Instant::now() + LOOK;
         loop {
@@ -243,7 +271,7 @@ impl Work {
     /// Takes in what has come.
     fn hear(&mut self) {
         let mut message = [0; DOOR_MESSAGE];
-        loop {
+        for _ in 0..AT_A_TIME {
             match self.shared.door.receive(&mut message) {
                 Ok(None) => return,
                 Ok(Some(Visit::Stranger)) => {}
@@ -262,9 +290,9 @@ impl Work {
 
     fn answer(&mut self, from: Rank, said: Said, descriptor: Option<OwnedFd>) {
         match said {
-            Said::Back { at, bytes } => {
+            Said::Back { at, bytes, number } => {
                 let mapped = self.map(from, at, bytes, descriptor);
-                let answer = if mapped.is_ok() { Said::Backed { at } } else { Said::Refused { at } };
+                let answer = if mapped.is_ok() { Said::Backed { number } } else { Said::Refused { number } };
                 if let Err(error) = &mapped {
                     tracing::warn!(%error, rank = from.0, bytes, "memory of another rank cannot be mapped");
                 }
@@ -278,13 +306,13 @@ impl Work {
                 self.shared.has_met.notify_all();
                 self.unsent.push((from, answer, None));
             }
-            Said::Backed { at } => {
-                if let Some(coming) = self.coming.as_mut().filter(|coming| coming.at == at) {
+            Said::Backed { number } => {
+                if let Some(coming) = self.coming.as_mut().filter(|coming| coming.number == number) {
                     coming.awaited.retain(|rank| *rank != from);
                 }
             }
-            Said::Refused { at } => {
-                if self.coming.take_if(|coming| coming.at == at).is_some() {
+            Said::Refused { number } => {
+                if let Some(Coming { at, .. }) = self.coming.take_if(|coming| coming.number == number) {
                     self.tell_all(Said::Bare { at }, None);
                     self.bare(at);
                     self.put_off();
@@ -356,24 +384,29 @@ impl Work {
     /// A piece of so many bytes, or of the least that is of use.
     fn made(&mut self, asked: u64) -> Result<Coming, CudaError> {
         let (own, between) = (&self.kept.own, &self.kept.between);
-        let (free, all) = own.device().free()?;
+        // Others of this process may take some of the same GPU.
+        let device = Arc::clone(own.device());
+        let _alone = locked(&device.takes);
+        let (free, all) = device.memory()?;
         let allowed = free.saturating_sub(all / SHARE) / PIECE * PIECE;
         let least = self.shared.least.load(Ordering::Relaxed).next_multiple_of(PIECE);
-        let bytes = asked.next_multiple_of(PIECE).min(allowed);
-        let none = |code: String| CudaError::Driver { call: "an arena's next piece", code };
+        // Half of what may be taken is left for others than the batch at hand.
+        let bytes = asked.next_multiple_of(PIECE).min((allowed / 2 / PIECE * PIECE).max(least)).min(allowed);
+        let (at, bytes) = own.gap(between.start, between.end, bytes);
         if bytes < least || bytes == 0 {
-            return Err(none(format!("{least} bytes at least, of {allowed} that may be taken")));
+            let room = between.end - between.start;
+            let code = format!("{least} bytes at least, of {allowed} that may be taken and addresses for {room}");
+            return Err(CudaError::Driver { call: "an arena's next piece", code });
         }
-        let at = own
-            .gap(between.start, between.end, bytes)
-            .ok_or_else(|| none(format!("no room for {bytes} bytes in the window")))?;
-        let pages = Pages::new(own.device(), bytes)?;
+        let pages = Pages::new(&device, bytes)?;
         let descriptor = if self.kept.theirs.is_empty() { None } else { Some(Arc::new(pages.descriptor()?)) };
         let reach: Vec<&Device> = self.kept.reach.iter().map(|device| &**device).collect();
         own.back(at, pages, &reach)?;
         let awaited = self.kept.theirs.iter().map(|(rank, ..)| *rank).collect();
-        self.tell_all(Said::Back { at, bytes }, descriptor.as_ref());
-        Ok(Coming { at, bytes, awaited })
+        self.number += 1;
+        let number = self.number;
+        self.tell_all(Said::Back { at, bytes, number }, descriptor.as_ref());
+        Ok(Coming { number, at, bytes, awaited })
     }
 
     /// Takes away what has been spare for long.
@@ -386,7 +419,11 @@ impl Work {
             if since.0 != given {
                 *since = (given, now);
             }
-            if now.duration_since(since.1) >= LINGER && self.arena.withdraw(&piece) {
+            let is_over = now.duration_since(since.1) >= LINGER;
+            if is_over
+                && !self.arena.needs(&piece, self.shared.ahead.load(Ordering::Relaxed))
+                && self.arena.withdraw(&piece)
+            {
                 self.spare.remove(&span.offset.0);
                 self.shared.backed.fetch_sub(span.len, Ordering::Relaxed);
                 self.tell_all(Said::Bare { at: span.offset.0 }, None);
@@ -411,7 +448,7 @@ impl Work {
     fn send(&mut self) {
         let (shared, kept) = (&self.shared, &self.kept);
         let lost = locked(&shared.lost).clone();
-        let mut full = RankSet::new();
+        let (mut full, mut unreachable) = (RankSet::new(), None);
         self.unsent.retain(|(to, said, descriptor)| {
             let Some((.., door)) = kept.theirs.iter().find(|(rank, ..)| rank == to) else { return false };
             if lost.contains(*to) || full.contains(*to) {
@@ -424,12 +461,25 @@ impl Work {
                     full.insert(*to);
                     true
                 }
-                Err(error) => {
-                    tracing::debug!(%error, rank = to.0, "a rank is told nothing of memory any more");
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {
+                    unreachable = Some(*to);
                     false
+                }
+                Err(error) => {
+                    tracing::debug!(%error, rank = to.0, "a rank is not told of memory now");
+                    full.insert(*to);
+                    true
                 }
             }
         });
+        if let Some(rank) = unreachable {
+            // Of matter before the first call alone: who goes later is heard of in other ways.
+            let problem =
+                format!("rank {rank} is told nothing: it has ended, or its process has another network namespace");
+            let mut met = locked(&shared.met);
+            *met = met.clone().and(Err(problem));
+            shared.has_met.notify_all();
+        }
     }
 }
 

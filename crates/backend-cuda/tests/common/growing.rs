@@ -3,6 +3,7 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,6 @@ use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::{Dispatch, Received};
 use ep_core::reference::World;
 use ep_core::{Endpoint as _, Error, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
-use ep_cuda::driver::Device;
 use ep_cuda::{Builder, Cluster, CudaEndpoint};
 use libtest_mimic::Trial;
 
@@ -23,8 +23,9 @@ const RANKS: u32 = 2;
 const KEPT: usize = 14;
 /// Longer than all of it takes, on a busy machine, too.
 const LONG: Duration = Duration::from_secs(100);
-/// What a driver and its kernels may take beside.
-const BESIDE: u64 = 64 << 20;
+
+/// Bytes of a rank's window that have memory, whether the rank lives or not.
+type Mapped = Arc<AtomicU64>;
 
 /// Batches of some 2 MB of rows, and windows whose arenas have nothing at first.
 fn setup() -> Result<(Shape, Builder, World, Vec<Batch>), Error> {
@@ -65,10 +66,16 @@ async fn keep(ep: &mut CudaEndpoint, batch: &Batch) -> Result<Vec<Observed>, Err
 }
 
 /// What a rank saw: rounds and kept results, of two times.
-async fn rank(mut ep: CudaEndpoint, world: &World, batches: &[Batch], small: &[Batch]) -> Result<Vec<Observed>, Error> {
+async fn rank(
+    mut ep: CudaEndpoint,
+    world: &World,
+    batches: &[Batch],
+    small: &[Batch],
+) -> Result<(Vec<Observed>, Mapped), Error> {
     let wrong = |what: String| Error::broken("an arena that grows", what, "");
     let (me, before) = (ep.rank().index(), ep.arena_bytes());
     let mut seen = Vec::new();
+    let mapped = ep.mapped().ok_or_else(|| wrong("does not grow".to_owned()))?;
     for time in 0..2 {
         let placed = ep.stats().ways.placed;
         seen.extend(keep(&mut ep, &batches[me]).await?);
@@ -82,13 +89,20 @@ async fn rank(mut ep: CudaEndpoint, world: &World, batches: &[Batch], small: &[B
         seen.push(round(&mut ep, world, &batches[me], &Round::PULLING).await?.0);
         until(&mut ep, &small[me], |ep| ep.arena_bytes() < before + (20 << 20)).await?;
     }
-    Ok(seen)
+    Ok((seen, mapped))
 }
 
-fn compare(world: &World, batches: &[Batch], seen: &[Vec<Observed>]) -> Result<(), String> {
+/// Compares what all ranks saw, whose windows have ended.
+fn compare(world: &World, batches: &[Batch], seen: &[(Vec<Observed>, Mapped)]) -> Result<(), String> {
+    for (_, mapped) in seen {
+        let left = mapped.load(Ordering::Relaxed);
+        if left > 0 {
+            return Err(format!("{left} bytes of a window are mapped when its rank has ended"));
+        }
+    }
     let expected = Arrival::expected(world, batches);
-    for at in 0..seen[0].len() {
-        let of_all: Vec<Observed> = seen.iter().map(|seen| seen[at].clone()).collect();
+    for at in 0..seen[0].0.len() {
+        let of_all: Vec<Observed> = seen.iter().map(|(seen, _)| seen[at].clone()).collect();
         let compared = match of_all[0].combined_x.is_empty() {
             true => verify::dispatched(world, &expected, &of_all),
             false => verify::run(world, batches, &of_all),
@@ -135,23 +149,44 @@ fn own() -> Result<(), String> {
     compare(&world, &batches, &all_of(seen)?)
 }
 
-/// Twice, the second time with as much memory left as before.
-fn twice(run: fn() -> Result<(), String>) -> Result<(), String> {
-    let left = || Device::open(0).and_then(|device| device.left()).map_err(|error| error.to_string());
-    run()?;
-    let before = left()?;
-    run()?;
-    let after = left()?;
-    if after + BESIDE < before { Err(format!("{after} bytes of a GPU are left, {before} before")) } else { Ok(()) }
+/// Results that are there when all ranks have ended; when they are gone, a later call lets their memory go.
+fn outliving() -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (shape, builder, _, batches) = setup().map_err(text)?;
+    let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
+    let cluster = builder.clone().build(shape).map_err(text)?;
+    let kept = cluster.run(async |mut ep| {
+        let me = ep.rank().index();
+        let (x, routing) = upload(&mut ep, &batches[me])?;
+        // The second one is placed, in what the first one has asked for.
+        drop(ep.dispatch(&x, &routing).await?);
+        thread::sleep(Duration::from_millis(500));
+        Ok((ep.dispatch(&x, &routing).await?, ep.mapped()))
+    });
+    let kept = all_of(kept.map_err(text)?)?;
+    let mapped: Vec<Mapped> = kept.iter().filter_map(|(_, mapped)| mapped.clone()).collect();
+    let left = || mapped.iter().map(|mapped| mapped.load(Ordering::Relaxed)).sum::<u64>();
+    if mapped.len() != RANKS as usize || left() == 0 {
+        return Err(format!("{} bytes are mapped for {} results that live", left(), mapped.len()));
+    }
+    drop(kept);
+    let cluster = builder.build(shape).map_err(text)?;
+    let later = cluster.run(async |mut ep| {
+        let me = ep.rank().index();
+        until(&mut ep, &small[me], |_| true).await
+    });
+    all_of(later.map_err(text)?)?;
+    if left() == 0 { Ok(()) } else { Err(format!("{} bytes are mapped though nobody has them", left())) }
 }
 
 type Named = (&'static str, fn() -> Result<(), String>);
 
 /// All of it. `absent`: why nothing runs here.
 pub fn trials(absent: Option<&'static str>) -> Vec<Trial> {
-    let all: [Named; 2] = [
-        ("growing::results_that_are_kept_are_placed_and_their_memory_comes_back", || twice(shared)),
-        ("growing::so_do_ranks_that_have_mappings_of_their_own", || twice(own)),
+    let all: [Named; 3] = [
+        ("growing::results_that_are_kept_are_placed_and_their_memory_comes_back", shared),
+        ("growing::so_do_ranks_that_have_mappings_of_their_own", own),
+        ("growing::results_outlive_their_ranks_and_then_their_memory_goes", outliving),
     ];
     let trial = |(name, body): Named| match absent {
         Some(reason) => Trial::test(name, move || Err(reason.into())).with_ignored_flag(true),

@@ -131,7 +131,8 @@ impl Arena {
     pub fn came(&self, piece: Span) {
         let mut free = self.free();
         free.pieces.came(piece);
-        free.insert(piece);
+        // Ranks that were lost may touch what lay there before.
+        outside(piece, &free.barred).into_iter().for_each(|part| free.insert(part));
     }
 
     /// Pieces that nobody has or may touch, nor what was enqueued when they were given back.
@@ -139,6 +140,14 @@ impl Arena {
         let free = self.free();
         // What was told in an operation that may have failed may have been given back since.
         if free.suspects.is_empty() { free.pieces.spare(&free.ranges) } else { Vec::new() }
+    }
+
+    /// Whether there would be no range of so many bytes without a piece.
+    pub fn needs(&self, piece: &Piece, bytes: u64) -> bool {
+        let free = self.free();
+        let rest = free.ranges.iter().flat_map(|&range| outside(range, &[piece.span]));
+        let is_there = free.ranges.iter().any(|range| range.len >= bytes);
+        is_there && rest.map(|part| part.len).max().unwrap_or(0) < bytes
     }
 
     /// Takes away a piece that was [spare](Self::spare), unless somebody has had some of it since: then false, and nothing has changed.

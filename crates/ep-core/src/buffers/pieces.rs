@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::port::Span;
 
-/// Tells old from new by the calls of a device. What was given back before a call began, and that call's first kernel has run: what was enqueued
-/// before it, as reads of what was given back, has ended.
+/// Tells old from new by the calls of an endpoint, one after the other. Each comes behind what its caller had enqueued: what was given back before it may be read
+/// by that, and by nothing else. When its first kernel has run, that has ended.
 #[derive(Debug, Default)]
 pub struct Ages {
     begun: AtomicU64,
@@ -29,9 +29,9 @@ impl Ages {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// Whether a call that began later has come so far.
+    /// Whether a call has come so far that was made later. That which began next may have been made before, and begun somewhat later.
     pub fn is_settled(&self, age: u64) -> bool {
-        age < self.settled.load(Ordering::Acquire)
+        age.saturating_add(1) < self.settled.load(Ordering::Acquire)
     }
 }
 
@@ -106,9 +106,14 @@ mod tests {
         assert!(!arena.has_room(&format, both as u32 + 1) && arena.take(&format, both as u32).is_some());
     }
 
+    /// A call that comes so far.
+    fn call(ages: &Ages) {
+        ages.settle(ages.begin());
+    }
+
     /// A kernel that reads rows which were given back runs before the first kernel of the next call, or beside that of one under way.
     #[test]
-    fn a_piece_goes_when_a_call_has_come_so_far_that_began_after_it_was_given_back() {
+    fn a_piece_goes_when_a_call_has_come_so_far_that_was_made_after_it_was_given_back() {
         let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
         let ages = Arc::new(Ages::default());
         let (arena, piece) = grown(&format, &ages);
@@ -117,6 +122,8 @@ mod tests {
         both.iter().for_each(|block| arena.give(block));
         ages.settle(early);
         assert!(arena.spare().is_empty(), "that call began before");
+        call(&ages);
+        assert!(arena.spare().is_empty(), "that call may have been made before, and begun after");
         let late = ages.begin();
         assert!(arena.spare().is_empty(), "that call has not come so far");
         ages.settle(late);
@@ -126,7 +133,7 @@ mod tests {
         assert!(arena.spare().is_empty() && !arena.withdraw(&spare[0]), "somebody has it");
         again.iter().for_each(|block| arena.give(block));
         assert!(!arena.withdraw(&spare[0]), "somebody had it since");
-        ages.settle(ages.begin());
+        (0..2).for_each(|_| call(&ages));
         assert!(arena.withdraw(&arena.spare()[0]) && arena.spare().is_empty());
         assert!(arena.take(&format, 1).is_some() && arena.take(&format, 1).is_none(), "the first block is there");
         arena.came(piece);
@@ -141,10 +148,10 @@ mod tests {
         let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
         arena.suspect(&both[1]);
         both.iter().for_each(|block| arena.give(block));
-        ages.settle(ages.begin());
+        (0..2).for_each(|_| call(&ages));
         assert!(arena.spare().is_empty(), "before the recovery");
         arena.recovered(true);
-        ages.settle(ages.begin());
+        (0..2).for_each(|_| call(&ages));
         assert!(arena.spare().is_empty(), "a lost rank may touch it for ever");
     }
 }

@@ -197,7 +197,7 @@ class Arena:
         self._row, self._result = there >> 20, back >> 20
         self._kept, self._copies = Kept(), Kept()
         self._most_kept = 0
-        self._through_rings = 0
+        self._through_rings, self._results_through_rings = 0, 0
         self._has_said = False
 
     def outbox(self, config: Config | None) -> OutboxUse:
@@ -234,8 +234,9 @@ class Arena:
         """After a combine. On CPUs, and over several nodes, results always return through rings."""
         if not self._has_said and self._is_there and self._is_pulled:
             _, results = self.communicator.through_rings()
-            if results:
-                self._say(results, "rows of results")
+            if results != self._results_through_rings:
+                self._say(results - self._results_through_rings, "rows of results")
+                self._results_through_rings = results
 
     def keeps(self, x: torch.Tensor) -> bool:
         """Whether the rows of a dispatch may stay as long as the caller uses them, beside another such batch and its

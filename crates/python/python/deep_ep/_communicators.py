@@ -223,8 +223,9 @@ class Communicators:
         lost = self.meeting.recover(sorted(set(mask)))
         rooms = {self._numbers[one.communicator]: (one.room.rows, one.room.is_all) for one in self._normal.values()}
         low = [self._numbers[one] for one in self.all_low()]
-        told = told_by_all(self.meeting, "made", repr((rooms, low, self._former.numbers())))
-        all_rooms, *others = zip(*map(literal_eval, told), strict=True)
+        told = told_by_all(self.meeting, "made", repr((rooms, low, self._former.numbers(), self._arenas_grow)))
+        all_rooms, *others, all_grow = zip(*map(literal_eval, told), strict=True)
+        self._arenas_grow = all(all_grow)
         common_normal, common_low, common_former = (
             set.intersection(*map(set, all_of)) for all_of in (all_rooms, *others)
         )
@@ -359,15 +360,15 @@ class Communicators:
             return self._make(device, rows, WORST_TOKENS, placement="pulled", channels=channels)
         direct = {"placement": "direct", "outboxes": channels}
         if device.type == "cuda" and self._arenas_grow:
+            grows = {"arena_bytes": _arena.MOST, "arena_at_first": room.bytes}
             try:
-                sizes = {"arena_bytes": _arena.MOST, "arena_at_first": room.bytes}
-                return self._make(device, rows, WORST_TOKENS, **direct, **sizes)
-            except (errors.Unsupported, errors.Broken) as refused:
+                return self._make(device, rows, WORST_TOKENS, **direct, **grows)
+            except errors.Unsupported as refused:
                 # All ranks hear of it, and go on alike.
+                made = self._make(device, rows, WORST_TOKENS, arena_bytes=room.bytes, **direct)
                 self._arenas_grow = False
-                LOG.info(
-                    "rank %d: arenas have a fixed size, as memory cannot be mapped: %s", self.meeting.rank, refused
-                )
+                LOG.info("rank %d: arenas have a fixed size, as memory cannot be mapped: %s", made.rank, refused)
+                return made
         return self._make(device, rows, WORST_TOKENS, arena_bytes=room.bytes, **direct)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:

@@ -502,9 +502,7 @@ class Communicator:
         """
         native = getattr(self, "native", None)
         if native is not None:
-            if hasattr(self, "order"):
-                self.order.end(native)
-            native.close()
+            native.close(self.order.last() if hasattr(self, "order") else None)
             if not self._shares_meeting:
                 self.meeting.close()
 

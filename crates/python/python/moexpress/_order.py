@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _native, errors
+from . import _native
 from ._check import Held
 from ._npu import Npu, Packed
 from ._results import tensor_of
@@ -60,8 +60,10 @@ class HostOrder:
     def follow(self, other: Order) -> None:
         """Lets later calls come behind those that ``other`` has now."""
 
-    def end(self, native: _native.Endpoint) -> None:
-        """Before a communicator ends: lets the memory of results that are gone go with it."""
+    def last(self) -> int | None:
+        """What reads results that are gone when a communicator ends: the caller's stream, by the driver's handle; None where that is not known, or nothing
+        does."""
+        return None
 
     def event(self) -> torch.cuda.Event | None:
         """What the completion of the last call is waited for by; None where it is complete."""
@@ -106,11 +108,11 @@ class CudaOrder:
         if other.stream is not None:
             self.stream.wait_stream(other.stream)
 
-    def end(self, native: _native.Endpoint) -> None:
-        # Who closes inside of a call or of a capture, or when the driver is gone, gets that memory back later, or when the process ends.
-        with suppress(errors.Error, RuntimeError):
+    def last(self) -> int | None:
+        with suppress(RuntimeError), torch.cuda.device(self.stream.device_index):
             if not torch.cuda.is_current_stream_capturing():
-                native.ends_behind(self.current())
+                return self.current()
+        return None
 
     def event(self) -> torch.cuda.Event | None:
         event = torch.cuda.Event()
@@ -157,8 +159,8 @@ class NpuOrder:
     def follow(self, other: Order) -> None:
         """Nothing: its calls have ended."""
 
-    def end(self, native: _native.Endpoint) -> None:
-        """Nothing: its results were copied."""
+    def last(self) -> int | None:
+        return None
 
     def event(self) -> None:
         return None
