@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import gpus
 import oracle
 import pytest
+import torch
 import torch.distributed as dist
 from moexpress import Communicator, errors
 
@@ -103,9 +105,11 @@ def test_a_signal_handler_may_close_the_communicator_of_the_call_that_it_interru
     two.run(check_handler_closes)
 
 
-def check_thread_closes(rank: int, world: int) -> None:
+def check_thread_closes(rank: int, world: int, on_gpus: bool = False) -> None:
     """So does another thread, and one that waits for its turn is told, too."""
-    communicator, batch = make()
+    where = gpus.device(rank) if on_gpus else torch.device("cpu")
+    communicator, batch = make(device=where)
+    batch = gpus.on(batch, where)
     failed: list[BaseException] = []
 
     def call() -> None:
@@ -132,6 +136,11 @@ def check_thread_closes(rank: int, world: int) -> None:
 
 def test_another_thread_may_close_a_communicator_in_the_middle_of_a_call(two: Any) -> None:
     two.run(check_thread_closes)
+
+
+@gpus.needs_two
+def test_so_it_may_on_gpus(two: Any) -> None:
+    two.run(check_thread_closes, True, limit=gpus.LIMIT)
 
 
 def check_turns(rank: int, world: int) -> None:
