@@ -10,7 +10,7 @@ use crate::layout::{Block, Layout, OPEN_ROOM, RowFormat, SLOT_ALIGN};
 use crate::machine::Window;
 use crate::port::{Offset, Span};
 
-/// Free and taken ranges of an arena: first fit, neighbours merged.
+/// Free and taken ranges of an arena: first fit, neighbours merged, but not those of two pieces.
 #[derive(Debug)]
 struct Free {
     ranges: Vec<Span>,
@@ -83,10 +83,11 @@ impl Free {
     fn insert(&mut self, span: Span) {
         let at = self.ranges.partition_point(|range| range.offset < span.offset);
         self.ranges.insert(at, span);
-        if at + 1 < self.ranges.len() && self.ranges[at].end() == self.ranges[at + 1].offset.0 {
+        let [begins, ends] = [span.offset.0, span.end()].map(|edge| self.pieces.has_edge(edge));
+        if at + 1 < self.ranges.len() && !ends && self.ranges[at].end() == self.ranges[at + 1].offset.0 {
             self.ranges[at].len += self.ranges.remove(at + 1).len;
         }
-        if at > 0 && self.ranges[at - 1].end() == self.ranges[at].offset.0 {
+        if at > 0 && !begins && self.ranges[at - 1].end() == self.ranges[at].offset.0 {
             self.ranges[at - 1].len += self.ranges.remove(at).len;
         }
     }
