@@ -7,6 +7,7 @@ use crate::abi::{Context, Obj};
 use crate::bits::Field;
 use crate::complaint::Rule;
 use crate::devx::{self, BAD_OP, BAD_RESOURCE, Command, Refusal, tables};
+use crate::engine::bell;
 use crate::handles::{self, Handle, Kind};
 use crate::objects::CardState;
 
@@ -153,6 +154,8 @@ pub(super) unsafe extern "C" fn mlx5dv_devx_obj_modify(
 pub(super) extern "C" fn mlx5dv_devx_obj_destroy(obj: *mut Obj) -> c_int {
     let gone = object(obj.cast(), &[Kind::Qp, Kind::Cq]).and_then(|handle| {
         handle.with(|state| {
+            // What was rung before this command reaches the card before it.
+            bell::look(state);
             let (card, id) = (&mut state.cards[handle.card], handle.id);
             if let Some(failure) = card.failure("mlx5dv_devx_obj_destroy") {
                 return Err(failure.errno);

@@ -293,6 +293,30 @@ fn a_device_goes_with_its_fabric() {
     assert!(!names().contains(&name));
 }
 
+/// A bell that was rung before its queue pair went is that queue pair's, whether the card has looked at it by then or not.
+#[test]
+fn a_bell_comes_before_the_end_of_its_queue_pair() {
+    let (fabric, side) = one(Link::Ethernet);
+    let queue = side.prepare(4, 4, true);
+    let (cq, cqn) = side.create(&side.create_cq(&queue)).expect("a completion queue");
+    let (qp, number) = side.create(&side.create_qp(&queue, cqn)).expect("a queue pair");
+    let ring = || {
+        let bell = u64::from_ne_bytes(*[[0; 4], (number << 8).to_be_bytes()].concat().first_chunk().unwrap());
+        // SAFETY: a live page; the register lies there.
+        unsafe { (*queue.uar).reg_addr.cast::<u64>().write_volatile(bell) };
+    };
+    ring();
+    destroy(&side, qp);
+    fabric.step();
+    assert_eq!(side.card.take_complaints(), []);
+    ring();
+    fabric.step();
+    assert_eq!(only(&side.card), Rule::Bell, "of one that is gone");
+    destroy(&side, cq);
+    free(&side, queue);
+    side.close();
+}
+
 /// A bell beside the register is none, and is told when the page goes.
 #[test]
 fn a_bell_beside_the_register_is_told() {
