@@ -2,7 +2,7 @@
 //!
 //! A call takes the rank out of its place and brings it back, so that no lock is held while it waits, and with it Python's signal
 //! handlers run. Who comes meanwhile is told what is under way: at once from the thread of the call itself (a signal handler, a
-//! destructor), which the call waits for; from another thread after the time that a call may take.
+//! destructor), which the call waits for; from another thread after the time that a call may take, or, who closes, after three such times.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -65,7 +65,7 @@ impl<T> Turns<T> {
         call: impl FnOnce(&mut T, &mut dyn FnMut() -> bool) -> R,
     ) -> Result<R, Refused> {
         let thread = thread::current().id();
-        let mut place = self.when_free(self.lock(), thread, go_on)?;
+        let mut place = self.when_free(self.lock(), thread, self.limit, go_on)?;
         if self.closes() {
             return Err(Refused::Closed);
         }
@@ -89,7 +89,8 @@ impl<T> Turns<T> {
         let place = self.lock();
         // With the lock: whoever takes it next sees this.
         self.closes.store(true, Ordering::Relaxed);
-        match self.when_free(place, thread::current().id(), go_on) {
+        // A rank that ends waits as long for its kernels, and once more for the others to part.
+        match self.when_free(place, thread::current().id(), self.limit.saturating_mul(3), go_on) {
             Ok(mut place) => {
                 let mut value = place.value.take();
                 drop(place);
@@ -102,11 +103,12 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Waits until no call is under way.
+    /// Waits until no call is under way, for as long as `limit`.
     fn when_free<'a>(
         &'a self,
         mut place: MutexGuard<'a, Place<T>>,
         thread: ThreadId,
+        limit: Duration,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<MutexGuard<'a, Place<T>>, Refused> {
         let mut began = None;
@@ -114,8 +116,8 @@ impl<T> Turns<T> {
             if other.thread == thread {
                 return Err(Refused::Within(other.name));
             }
-            if began.get_or_insert_with(Instant::now).elapsed() > self.limit {
-                return Err(Refused::Busy(other.name, self.limit));
+            if began.get_or_insert_with(Instant::now).elapsed() > limit {
+                return Err(Refused::Busy(other.name, limit));
             }
             place.waiting += 1;
             (place, _) = self.ended.wait_timeout(place, LOOK).unwrap_or_else(PoisonError::into_inner);
