@@ -65,10 +65,11 @@ impl<T> Turns<T> {
         call: impl FnOnce(&mut T, &mut dyn FnMut() -> bool) -> R,
     ) -> Result<R, Refused> {
         let thread = thread::current().id();
-        let mut place = self.when_free(self.lock(), thread, self.limit, go_on)?;
+        let place = self.when_free(self.lock(), thread, self.limit, &mut || !self.closes() && go_on());
         if self.closes() {
             return Err(Refused::Closed);
         }
+        let mut place = place?;
         let mut value = place.value.take().ok_or(Refused::Closed)?;
         place.under_way = Some(UnderWay { name, thread });
         drop(place);
