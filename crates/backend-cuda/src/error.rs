@@ -102,6 +102,22 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// What the driver refuses is a way that a system has not.
+    pub(crate) fn into_no_growth(self) -> Self {
+        match self {
+            Self::Driver { .. } => Self::NoGrowth { problem: self.to_string() },
+            other => other,
+        }
+    }
+
+    /// The same, but for want of memory.
+    pub(crate) fn unless_for_memory(self) -> Self {
+        match &self {
+            Self::Driver { code, .. } if code.contains("OUT_OF_MEMORY") => self,
+            _ => self.into_no_growth(),
+        }
+    }
+
     pub(crate) fn meeting(error: ep_bootstrap::Error) -> Self {
         Self::Meeting { problem: error.to_string() }
     }

@@ -100,7 +100,7 @@ fn refusal(py: Python<'_>, patience: Option<Patience>, refused: Refused) -> PyEr
     match (refused, patience) {
         (Refused::Within(under_way), _) => busy(py, under_way, None),
         (Refused::Busy(under_way, waited), _) => busy(py, under_way, Some(waited)),
-        (Refused::Stopped, Some(patience)) if patience.has_caught() => patience.into_error(),
+        (Refused::Closed | Refused::Stopped, Some(patience)) if patience.has_caught() => patience.into_error(),
         // Only a signal handler and a close stop a call.
         (Refused::Closed | Refused::Stopped, _) => closed(py, "communicator"),
     }

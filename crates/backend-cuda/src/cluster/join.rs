@@ -68,7 +68,8 @@ impl Builder {
         let (_, offers) = member.try_all_gather(offer(&endpoint), told, patience, CudaError::meeting)?;
         if let Some(growth) = growth {
             let grown = endpoint.grow(growth, patience);
-            member.try_all_gather(grown, |()| Vec::new(), patience, CudaError::meeting)?;
+            // Who has waited in vain comes later than others by as much.
+            member.try_all_gather(grown, |()| Vec::new(), patience * 2, CudaError::meeting)?;
         }
         if let Some(far) = endpoint.far() {
             // Nobody posts before all are connected.

@@ -92,7 +92,7 @@ pub(crate) enum Mode {
     Plain,
     /// All of them beside each other, because they wait for others.
     Cooperative,
-    /// The end of the launch before, where the GPU can: the kernel begins with `ep_wait_for_launches_before`.
+    /// The end of the launch before, where the GPU can: the kernel has `ep_wait_for_launches_before` before whatever is to come behind that.
     Dependent,
 }
 

@@ -147,7 +147,7 @@ impl Stretch {
         let (bytes, mut address) = (bytes.checked_next_multiple_of(PIECE).ok_or_else(too_large)?, 0);
         // SAFETY: `address` is written to.
         let code = unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PIECE as usize, 0, 0) };
-        check("cuMemAddressReserve", code)?;
+        check("cuMemAddressReserve", code).map_err(CudaError::into_no_growth)?;
         Ok(Self { device: Arc::clone(device), address, bytes, pieces: Mutex::default(), mapped: Arc::default() })
     }
 
@@ -248,9 +248,10 @@ impl Stretch {
     /// Nothing uses any of it, nor will, this value least of all.
     pub(crate) unsafe fn free(&self) {
         let all: Vec<u64> = self.pieces().keys().copied().collect();
+        // All of them, also where one stays.
         // SAFETY: as the caller promises.
-        let bare = all.into_iter().all(|at| unsafe { self.bare(at) }.is_ok());
-        if bare {
+        let stays = all.into_iter().filter(|&at| unsafe { self.bare(at) }.is_err()).count();
+        if stays == 0 {
             let _relaxed = Relaxed::enter();
             // SAFETY: reserved by this value, and nothing is mapped any more.
             unsafe { sys::cuMemAddressFree(self.address, self.bytes as usize) };

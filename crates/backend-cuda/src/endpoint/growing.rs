@@ -11,9 +11,9 @@ use ep_core::port::Offset;
 use super::{CudaEndpoint, poll};
 use crate::node::{Growth, Keeper};
 
-/// Batches and their results for which a piece has room at least.
-const COMING: u64 = 4;
-/// Those for which there is to be room ahead of the next one, where results were kept and where not.
+/// Batches and their results for which a piece has room at least: those ahead, and one that is held meanwhile.
+const COMING: u64 = 5;
+/// Those for which there is to be room ahead of the next one, where results were kept and memory is there for them, and where not.
 const AHEAD: [u32; 2] = [4, 1];
 /// How long a call waits for memory that is under way: the thread of a peer may be stopped.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -43,7 +43,7 @@ impl CudaEndpoint {
     pub(super) fn look_ahead(&mut self, rows: u32) {
         self.last_rows = rows;
         let Some(keeper) = &self.keeper else { return };
-        let (row, ahead) = (self.layout().row(), AHEAD[usize::from(keeper.backed() == 0)]);
+        let (row, ahead) = (self.layout().row(), AHEAD[usize::from(keeper.backed() == 0 || keeper.is_short())]);
         let bytes = |rows: u64| row.block_bytes(rows).saturating_add(row.results().block_bytes(rows));
         keeper.look_ahead(bytes(u64::from(rows) * u64::from(ahead)));
         if self.desk.arena().room(row) < rows.saturating_mul(ahead) {

@@ -170,9 +170,10 @@ fn window(
     let window = &fresh.0;
     let fixed = parts.fixed.iter().map(|span| {
         let (at, len) = (span.offset.0, span.len);
-        let pages = Pages::new(device, len)?;
-        let descriptor = shares.then(|| pages.descriptor().map(Arc::new)).transpose()?;
-        window.back(at, pages, reach)?;
+        let pages = Pages::new(device, len).map_err(CudaError::unless_for_memory)?;
+        let descriptor = shares.then(|| pages.descriptor().map(Arc::new)).transpose();
+        let descriptor = descriptor.map_err(CudaError::into_no_growth)?;
+        window.back(at, pages, reach).map_err(CudaError::into_no_growth)?;
         window.fill(&stream, at, len, if poison { POISON } else { 0 })?;
         Ok(Fixed { at, len, descriptor })
     });

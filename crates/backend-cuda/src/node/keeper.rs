@@ -77,6 +77,8 @@ struct Shared {
     ahead: AtomicU64,
     /// Whether what was asked for last is not to be had.
     is_refused: AtomicBool,
+    /// Whether the last piece was smaller than what was asked for.
+    is_short: AtomicBool,
     /// Bytes of pieces that came and have not gone.
     backed: AtomicU64,
     stops: AtomicBool,
@@ -112,6 +114,7 @@ impl Keeper {
             least: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
+            is_short: AtomicBool::new(false),
             backed: AtomicU64::new(0),
             stops: AtomicBool::new(false),
             met: Mutex::new(Ok(0)),
@@ -175,6 +178,11 @@ impl Keeper {
     /// Whether what was asked for is under way.
     pub(crate) fn is_coming(&self) -> bool {
         self.shared.asked.load(Ordering::Acquire) != 0 && !self.is_refused()
+    }
+
+    /// Whether there is little left to be had: the last piece was smaller than what was asked for.
+    pub(crate) fn is_short(&self) -> bool {
+        self.shared.is_short.load(Ordering::Relaxed)
     }
 
     /// Whether what was asked for last is not to be had. It may be asked for again a second later.
@@ -398,6 +406,7 @@ impl Work {
             let code = format!("{least} bytes at least, of {allowed} that may be taken and addresses for {room}");
             return Err(CudaError::Driver { call: "an arena's next piece", code });
         }
+        self.shared.is_short.store(bytes < asked.next_multiple_of(PIECE), Ordering::Relaxed);
         let pages = Pages::new(&device, bytes)?;
         let descriptor = if self.kept.theirs.is_empty() { None } else { Some(Arc::new(pages.descriptor()?)) };
         let reach: Vec<&Device> = self.kept.reach.iter().map(|device| &**device).collect();
@@ -416,14 +425,13 @@ impl Work {
         for piece in spare {
             let Piece { span, given } = piece;
             let since = self.spare.entry(span.offset.0).or_insert((given, now));
-            if since.0 != given {
+            // What is needed at any look is so for as long again.
+            if since.0 != given || self.arena.needs(&piece, self.shared.ahead.load(Ordering::Relaxed)) {
                 *since = (given, now);
             }
             let is_over = now.duration_since(since.1) >= LINGER;
-            if is_over
-                && !self.arena.needs(&piece, self.shared.ahead.load(Ordering::Relaxed))
-                && self.arena.withdraw(&piece)
-            {
+            if is_over && self.arena.withdraw(&piece) {
+                self.shared.is_short.store(false, Ordering::Relaxed);
                 self.spare.remove(&span.offset.0);
                 self.shared.backed.fetch_sub(span.len, Ordering::Relaxed);
                 self.tell_all(Said::Bare { at: span.offset.0 }, None);

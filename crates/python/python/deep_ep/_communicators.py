@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from ast import literal_eval
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -365,10 +365,10 @@ class Communicators:
                 return self._make(device, rows, WORST_TOKENS, **direct, **grows)
             except errors.Unsupported as refused:
                 # All ranks hear of it, and go on alike.
-                made = self._make(device, rows, WORST_TOKENS, arena_bytes=room.bytes, **direct)
                 self._arenas_grow = False
-                LOG.info("rank %d: arenas have a fixed size, as memory cannot be mapped: %s", made.rank, refused)
-                return made
+                LOG.info(
+                    "rank %d: arenas have a fixed size, as memory cannot be mapped: %s", self.meeting.rank, refused
+                )
         return self._make(device, rows, WORST_TOKENS, arena_bytes=room.bytes, **direct)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:
@@ -408,9 +408,11 @@ class Communicators:
             raise failed
         assert made is not None
         self.device = device
-        LOG.info(
-            "rank %d: %s of rows of %d elements takes %d MiB of %s, %d of them its arena",
-            *(made.rank, "low latency" if made.low_latency else "throughput mode", rows.hidden),
-            *(made.window_bytes >> 20, device, made.stats()["arena_bytes"] >> 20),
-        )
+        # Another thread may close it.
+        with suppress(errors.Closed):
+            LOG.info(
+                "rank %d: %s of rows of %d elements takes %d MiB of %s, %d of them its arena",
+                *(made.rank, "low latency" if made.low_latency else "throughput mode", rows.hidden),
+                *(made.window_bytes >> 20, device, made.stats()["arena_bytes"] >> 20),
+            )
         return made
