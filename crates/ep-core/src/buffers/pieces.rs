@@ -148,6 +148,21 @@ mod tests {
         assert!(arena.spare().is_empty(), "as old as the last call");
     }
 
+    /// Without it the longest range would be too short, which is long enough with it.
+    #[test]
+    fn a_piece_is_needed_where_only_it_is_long_enough() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let ages = Arc::new(Ages::default());
+        let (arena, piece) = grown(&format, &ages);
+        let first = arena.take(&format, 1).unwrap();
+        (0..2).for_each(|_| call(&ages));
+        let spare = arena.spare()[0];
+        assert!(arena.needs(&spare, piece.len), "the first block is taken");
+        assert!(!arena.needs(&spare, piece.len + 1), "nor is there as much with it");
+        arena.give(&first);
+        assert!(!arena.needs(&spare, piece.len), "the first block is as long");
+    }
+
     #[test]
     fn no_piece_goes_of_which_a_peer_was_told_that_may_come_late() {
         let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
