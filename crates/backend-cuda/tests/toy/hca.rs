@@ -55,7 +55,8 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
     let mutations: [(Mutation, &str); 20] = [
         (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
-        ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal"),
+        // What comes first, by how the threads run.
+        ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
         (("!(ep_now() >= mine.due)", "false"), "8008 bytes"),
         (("bytes * a.pace / 1000;", "bytes * 0;"), "8008 bytes"),
         (("(number >> q.log_completions & 1)", "(0)"), "does not come"),
@@ -97,7 +98,7 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         let Some(program) = program(Some(mutation)) else { return };
         let found = (1..=20).find_map(|seed| run(&program, seed).err());
         let said = found.unwrap_or_else(|| panic!("nothing is found: {mutation:?}"));
-        assert!(said.contains(expected), "{mutation:?}: {said}");
+        assert!(expected.split('|').any(|expected| said.contains(expected)), "{mutation:?}: {said}");
     }
 }
 
