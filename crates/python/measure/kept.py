@@ -3,8 +3,10 @@
     python -m measure.kept [--ranks 2] [--layers 60] [--steps 3] [--tokens 4096] [--pause 0]
 
 A step dispatches a new batch for each layer, with new routing and so with a wait for its counts, keeps all results, compares them, combines them in the
-opposite order, and drops them. Printed are microseconds of a dispatch as the caller's stream sees it, of the slowest rank: the first, the median, the longest ones; and memory in MB: of the arena, and what `torch.cuda.mem_get_info` has free, after the forward pass and four seconds after the results
-were dropped, with a small dispatch now and then. ``--pause`` lets so many milliseconds pass between two layers, as a model's other kernels do.
+opposite order, and drops them. Printed are microseconds of a dispatch as the caller's stream sees it, of the slowest rank: the first, the median,
+the longest ones; and memory in MB: of the arena, and what `torch.cuda.mem_get_info` has free, after the forward pass and four seconds after the
+results were dropped, with a small dispatch now and then. ``--pause`` lets so many milliseconds pass between two layers, as a model's other kernels
+do.
 """
 
 from __future__ import annotations

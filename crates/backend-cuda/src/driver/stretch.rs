@@ -157,6 +157,7 @@ impl Stretch {
     }
 
     /// Bytes of it that have memory, now and when it has been freed.
+    #[cfg(feature = "workshop")]
     pub(crate) const fn mapped(&self) -> &Arc<AtomicU64> {
         &self.mapped
     }

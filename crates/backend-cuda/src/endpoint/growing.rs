@@ -14,7 +14,7 @@ use crate::node::{Growth, Keeper};
 /// Batches and their results for which a piece has room at least: those ahead, and one that is held meanwhile.
 const COMING: u64 = 5;
 /// Those for which there is to be room ahead of the next one, where results were kept and memory is there for them, and where not.
-const AHEAD: [u32; 2] = [4, 1];
+const AHEAD: [u64; 2] = [4, 1];
 /// How long a call waits for memory that is under way: the thread of a peer may be stopped.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -41,13 +41,13 @@ impl CudaEndpoint {
 
     /// Asks for more where the next batches, as large as one of so many rows, would have no room.
     pub(super) fn look_ahead(&mut self, rows: u32) {
-        self.last_rows = rows;
         let Some(keeper) = &self.keeper else { return };
         let (row, ahead) = (self.layout().row(), AHEAD[usize::from(keeper.backed() == 0 || keeper.is_short())]);
         let bytes = |rows: u64| row.block_bytes(rows).saturating_add(row.results().block_bytes(rows));
-        keeper.look_ahead(bytes(u64::from(rows) * u64::from(ahead)));
-        if self.desk.arena().room(row) < rows.saturating_mul(ahead) {
-            let each = bytes(rows.into());
+        let (each, wanted) = (bytes(rows.into()), bytes(u64::from(rows) * ahead));
+        self.last_bytes = each;
+        keeper.look_ahead(wanted);
+        if !self.desk.arena().has_room(wanted) {
             keeper.ask(each.saturating_mul(COMING).max(keeper.backed()), each);
         }
     }
@@ -55,11 +55,13 @@ impl CudaEndpoint {
     /// Waits for memory that is under way, where a batch like the last one has no room otherwise.
     pub(super) async fn what_comes(&self) {
         let Some(keeper) = &self.keeper else { return };
-        let (arena, row, began) = (self.desk.arena(), self.layout().row(), Instant::now());
-        let has_come = || arena.room(row) >= self.last_rows || !keeper.is_coming() || began.elapsed() > PATIENCE;
-        if !has_come() {
-            poll::until(|| has_come().then_some(())).await;
+        // As of almost every call.
+        if !keeper.is_coming() {
+            return;
         }
+        let (arena, began) = (self.desk.arena(), Instant::now());
+        let has_come = || arena.has_room(self.last_bytes) || !keeper.is_coming() || began.elapsed() > PATIENCE;
+        poll::until(|| has_come().then_some(())).await;
     }
 
     /// Waits for memory where the arena has no room for a block of so many rows and may grow: a way without it is slower by far, or there is none. It is a
@@ -68,7 +70,7 @@ impl CudaEndpoint {
         let Some(keeper) = &self.keeper else { return };
         let (arena, least, began) = (self.desk.arena(), format.block_bytes(rows.into()), Instant::now());
         let has_ended = || {
-            if arena.has_room(format, rows) || keeper.is_refused() || began.elapsed() > PATIENCE {
+            if arena.has_room(least) || keeper.is_refused() || began.elapsed() > PATIENCE {
                 return Some(());
             }
             if !keeper.is_coming() {

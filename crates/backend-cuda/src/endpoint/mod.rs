@@ -100,8 +100,9 @@ pub struct CudaEndpoint {
     ages: Arc<Ages>,
     /// Where the arena grows.
     keeper: Option<Keeper>,
-    /// Rows that the last dispatch made room for.
-    last_rows: u32,
+    /// Bytes of the last dispatch's rows and as many results.
+    last_bytes: u64,
+    /// As [`Self::read_beside`] says.
     read_beside: bool,
     peers: Peers,
     wait_for_kernels: bool,
@@ -141,7 +142,7 @@ impl CudaEndpoint {
             told: told::Told::default(),
             ages: Arc::default(),
             keeper: None,
-            last_rows: 0,
+            last_bytes: 0,
             read_beside: false,
             peers,
             wait_for_kernels,
@@ -171,7 +172,7 @@ impl CudaEndpoint {
     }
 
     /// Whether results that were given back may still be read by what was enqueued to a stream that this one has not been made to wait for since. Then the
-    /// memory of an arena that grows outlives the endpoint, until another call of this process on the GPU has heard from its kernels. At first: no.
+    /// memory of an arena that grows outlives the endpoint, until some seconds later another call of this process on the GPU has heard from its kernels. At first: no.
     pub const fn read_beside(&mut self, on: bool) {
         self.read_beside = on;
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::pieces::{Ages, Piece, Pieces};
+use super::spans::outside;
 use crate::error::Fault;
 use crate::layout::{Block, Layout, OPEN_ROOM, RowFormat, SLOT_ALIGN};
 use crate::machine::Window;
@@ -26,18 +27,6 @@ struct Free {
     barred: Vec<Span>,
     /// Where memory comes and goes.
     pieces: Pieces,
-}
-
-/// What of `span` lies outside of `others`.
-fn outside(span: Span, others: &[Span]) -> Vec<Span> {
-    others.iter().fold(vec![span], |parts, other| {
-        let cut = |part: Span| {
-            let before = part.offset.span(other.offset.0.min(part.end()).saturating_sub(part.offset.0));
-            let from = Offset(other.end().max(part.offset.0));
-            [before, from.span(part.end().saturating_sub(from.0))].into_iter().filter(|part| part.len > 0)
-        };
-        parts.into_iter().flat_map(cut).collect()
-    })
 }
 
 impl Free {
@@ -169,10 +158,10 @@ impl Arena {
         Some(format.block(base, rows))
     }
 
-    /// Whether there is room for such a block.
-    pub fn has_room(&self, format: &RowFormat, rows: u32) -> bool {
-        let (len, free) = (format.block_bytes(u64::from(rows)), self.free());
-        len == 0 || (free.suspects.is_empty() && free.ranges.iter().any(|range| range.len >= len))
+    /// Whether so many bytes can be had in one piece.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let free = self.free();
+        bytes == 0 || (free.suspects.is_empty() && free.ranges.iter().any(|range| range.len >= bytes))
     }
 
     /// What a rank says of its room in the counts of a dispatch that makes room for `worst_rows`, or 0 for those that come.
@@ -188,7 +177,7 @@ impl Arena {
     }
 
     /// Rows for which there is room in one piece, and for as many results behind them.
-    pub fn room(&self, format: &RowFormat) -> u32 {
+    fn room(&self, format: &RowFormat) -> u32 {
         let longest = self.free().ranges.iter().map(|range| range.len).max().unwrap_or(0);
         let needed = |rows: u32| format.block_bytes(rows.into()) + format.results().block_bytes(rows.into());
         let (mut room, mut beyond) = (0, OPEN_ROOM);
@@ -482,22 +471,6 @@ mod tests {
                 if lost { (before - 2..before).contains(&last.len()) } else { last.len() == before },
                 "the rest is there"
             );
-        }
-    }
-
-    #[test]
-    fn what_is_outside_of_others_is_what_a_naive_count_finds() {
-        let spans = || (0..7u64).flat_map(|at| (0..7 - at).map(move |len| Offset(at).span(len)));
-        let has = |span: &Span, at: u64| span.offset.0 <= at && at < span.end();
-        for (span, first) in spans().flat_map(|span| spans().map(move |first| (span, first))) {
-            for second in spans() {
-                let parts = outside(span, &[first, second]);
-                for at in 0..8 {
-                    let expected = has(&span, at) && !has(&first, at) && !has(&second, at);
-                    let found = parts.iter().filter(|part| has(part, at)).count();
-                    assert_eq!(found, usize::from(expected), "{at} of {span:?} without {first:?}, {second:?}");
-                }
-            }
         }
     }
 

@@ -5,6 +5,7 @@ mod arena;
 mod pieces;
 mod pool;
 mod rows;
+mod spans;
 
 pub use apart::Scales;
 pub use arena::{Arena, Held, Lease};

@@ -108,10 +108,10 @@ mod tests {
         let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
         let (arena, piece) = grown(&format, &Arc::default());
         let most = (1..).take_while(|&rows| format.block_bytes(rows) <= piece.len).last().unwrap();
-        assert!(arena.has_room(&format, most as u32) && !arena.has_room(&format, most as u32 + 1));
+        assert!(arena.has_room(format.block_bytes(most)) && !arena.has_room(format.block_bytes(most + 1)));
         let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
         both.iter().for_each(|block| arena.give(block));
-        assert!(!arena.has_room(&format, most as u32 + 1), "nor when all is free again");
+        assert!(!arena.has_room(format.block_bytes(most + 1)), "nor when all is free again");
     }
 
     /// A call that comes so far.
