@@ -2,9 +2,9 @@
 //! them are linked.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::{DEVICE, clang};
 
@@ -22,10 +22,13 @@ done
 "#;
 const LINKER: &str = "#!/bin/sh\nwhile [ \"$1\" != -static ]; do shift; done\nshift\nfor object in $*; do [ \"$object\" = -o ] && break; cat \"$object\"; done > kernels.o\n";
 
+/// Writes a program by another process: one that is open for writing in ours would be open in what other tests start meanwhile, and could not run.
 fn write(at: &Path, text: &str) {
-    fs::create_dir_all(at.parent().expect("in a folder")).expect("a folder");
-    fs::write(at, text).expect("the file can be written");
-    fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
+    let mut install = Command::new("install");
+    install.args(["-D", "-m", "755", "/dev/stdin"]).arg(at).stdin(Stdio::piped());
+    let mut install = install.spawn().expect("install runs");
+    install.stdin.take().expect("it is piped").write_all(text.as_bytes()).expect("install reads");
+    assert!(install.wait().expect("install ends").success(), "{at:?} is not written");
 }
 
 fn build(folder: &Path, toolkit: Option<&Path>, log: &Path) -> Output {
