@@ -94,8 +94,9 @@ impl Builder {
     }
 
     /// Bytes of its arena that a rank has at first. The rest of what the settings say comes as batches, and results that are kept, need it, while a sixteenth
-    /// of the GPU's memory is left free; and goes some seconds after nobody has it. So what was given back may be read by what was enqueued before to the endpoint's
-    /// stream, or to one that this one waits for at its next call, and by nothing else. On one node. Automatic: all of it, from the beginning to the end.
+    /// of the GPU's memory is left free; and goes some seconds after nobody has it, when calls ([or](CudaEndpoint::trim)) tell that what had read it has ended. So
+    /// what was given back may be read by what was enqueued before to the endpoint's stream, or to one that this one waits for at its next call, and by nothing
+    /// else. On one node. Automatic: all of it, from the beginning to the end.
     pub const fn arena_at_first(mut self, bytes: u64) -> Self {
         self.arena_at_first = Some(bytes);
         self

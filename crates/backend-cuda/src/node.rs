@@ -7,6 +7,7 @@ mod keeper;
 #[cfg(target_os = "linux")]
 mod mirror;
 mod mover;
+mod readers;
 mod said;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ pub(crate) use copies::{Copies, Moving};
 pub(crate) use growing::{Brought, Growth};
 pub(crate) use hosts::number_here;
 pub(crate) use keeper::Keeper;
+pub(crate) use readers::Readers;
 
 /// What windows are filled with where they are poisoned: cells of no generation, operations of no row.
 const POISON: u8 = 0xee;
@@ -57,6 +59,8 @@ pub(crate) struct Node {
     may_run: AtomicBool,
     /// Whether work of others that was enqueued may still read results that lie in a window of this process.
     may_be_read: AtomicBool,
+    /// What reads them.
+    readers: Arc<Readers>,
     /// Whether this rank has come to where all part, and whether the kernels of all ranks have ended, here and elsewhere.
     has_come: AtomicBool,
     has_parted: AtomicBool,
@@ -77,7 +81,7 @@ impl Node {
     fn of(windows: Vec<Option<Window>>, threads: usize, met: Option<(Arc<Member>, Duration)>) -> Self {
         let gone = (0..threads).map(|_| AtomicBool::new(false)).collect();
         let [is_lossy, may_run, may_be_read, has_come, has_parted] = [(); 5].map(|()| AtomicBool::new(false));
-        Self { windows, gone, met, is_lossy, may_run, may_be_read, has_come, has_parted }
+        Self { windows, gone, met, is_lossy, may_run, may_be_read, readers: Arc::default(), has_come, has_parted }
     }
 
     /// Of ranks that are processes: this one's window on `device`, the others' of its node by the handles that all have told. Beside it, whether they could be
@@ -161,6 +165,11 @@ impl Node {
         self.may_be_read.store(true, Ordering::Relaxed);
     }
 
+    /// Streams that read results of ranks of this process.
+    pub(crate) const fn readers(&self) -> &Arc<Readers> {
+        &self.readers
+    }
+
     /// The ranks went on without some.
     pub(crate) fn lose(&self) {
         self.is_lossy.store(true, Ordering::Relaxed);
@@ -181,7 +190,10 @@ impl Drop for Node {
                 Window::Here(mut memory) if is_left || may_run => memory.lose(),
                 Window::Here(_) | Window::There(_) => {}
                 // Memory lives on where others have it mapped, so these need not have parted.
-                Window::Growing(memory) => growing::end(memory, may_run, *self.may_be_read.get_mut()),
+                Window::Growing(memory) => {
+                    let readers = (*self.may_be_read.get_mut()).then_some(&self.readers);
+                    growing::end(memory, may_run, readers);
+                }
             }
         }
     }

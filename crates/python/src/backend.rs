@@ -300,6 +300,20 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         Ok(())
     }
 
+    /// Lets memory of results that are gone go, some seconds later, where it comes and goes.
+    ///
+    /// # Errors
+    /// Where the machine refuses.
+    fn trim(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// `stream` lives as long as the process, and may be asked what it holds when a call that followed it has ended.
+    ///
+    /// # Safety
+    /// It does, and is one of the machine's.
+    unsafe fn lasts(&mut self, _stream: usize) {}
+
     /// Makes calls from now on wait for what the caller's stream holds, where they enqueue.
     ///
     /// # Safety

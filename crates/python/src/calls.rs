@@ -107,6 +107,8 @@ pub(crate) trait Calls: Send {
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error>;
     unsafe fn lead(&mut self, stream: usize) -> Result<(), Error>;
     unsafe fn ends_behind(&mut self, stream: usize) -> Result<(), Error>;
+    unsafe fn lasts(&mut self, stream: usize);
+    fn trim(&mut self) -> Result<(), Error>;
 
     unsafe fn dispatch(
         &mut self,

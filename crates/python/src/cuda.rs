@@ -409,14 +409,21 @@ impl Backend for CudaEndpoint {
 
     unsafe fn ends_behind(&mut self, stream: usize) -> Result<(), Error> {
         // SAFETY: as the caller promises.
-        unsafe { CudaEndpoint::stream(self).follow(stream) }?;
-        self.read_beside(false);
-        Ok(())
+        unsafe { CudaEndpoint::ends_behind(self, stream) }
+    }
+
+    fn trim(&mut self) -> Result<(), Error> {
+        CudaEndpoint::trim(self)
+    }
+
+    unsafe fn lasts(&mut self, stream: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { CudaEndpoint::lasts(self, stream) };
     }
 
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
         // SAFETY: as the caller promises.
-        Ok(unsafe { CudaEndpoint::stream(self).follow(stream) }?)
+        unsafe { CudaEndpoint::follow(self, stream) }
     }
 
     unsafe fn precede(event: &Event, stream: usize) -> Result<(), Error> {

@@ -360,9 +360,20 @@ impl Endpoint {
         self.call(py, "stream", |endpoint, _| Ok(endpoint.stream()))
     }
 
+    /// See `moexpress.Communicator.trim`.
+    fn trim(&self, py: Python<'_>, order: Order) -> PyResult<()> {
+        self.call_on(py, "trim", order, |rank, _| Ok(rank.trim()?))
+    }
+
+    /// `stream` lives as long as the process: memory that outlives this endpoint may go when what it holds then has ended.
+    fn lasts(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        // SAFETY: this package's Python names streams that torch never destroys.
+        self.call(py, "lasts", |rank, _| Ok(unsafe { rank.lasts(stream) }))
+    }
+
     /// Ends the call under way, which raises `Closed`, and frees windows and lanes; within that call, once it has ended. Tensors that lie
-    /// in the arena stay readable. `stream`: nobody reads results that are gone but by what it holds now, so their memory may go; without one it
-    /// goes later.
+    /// in the arena stay readable. `stream`: one that may read results that are gone, beside those that calls were made on, which are waited for; without
+    /// one their memory goes later.
     #[pyo3(signature = (stream = None))]
     fn close(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
         let rank = self.rank.get(py)?;

@@ -234,6 +234,15 @@ where
         unsafe { self.endpoint.ends_behind(stream) }
     }
 
+    fn trim(&mut self) -> Result<(), Error> {
+        self.endpoint.trim()
+    }
+
+    unsafe fn lasts(&mut self, stream: usize) {
+        // SAFETY: as the caller promises.
+        unsafe { self.endpoint.lasts(stream) };
+    }
+
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
         self.last = None;
         // SAFETY: as the caller promises.

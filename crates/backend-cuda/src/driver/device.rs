@@ -2,10 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
-use ep_core::engine::Ages;
 
 use super::check;
 use super::relaxed::Relaxed;
@@ -27,10 +25,8 @@ pub struct Device {
     pub(super) beside: super::graph::Beside,
     /// Blocks of other processes.
     pub(super) imports: Mutex<super::ipc::Imports>,
-    /// By which calls of it one knows what has ended.
-    ages: Arc<Ages>,
-    /// Memory that goes when what was enqueued before has ended, with its age, and since when it waits.
-    buried: Mutex<Vec<(u64, Instant, super::Stretch)>>,
+    /// Memory that goes when what may read it has ended.
+    pub(super) buried: Mutex<super::buried::Buried>,
     /// One at a time looks what is free, and takes some of it.
     pub(crate) takes: Mutex<()>,
     /// Events without timing.
@@ -101,7 +97,6 @@ impl Device {
             kept: Mutex::default(),
             beside: Mutex::default(),
             imports: Mutex::default(),
-            ages: Arc::default(),
             buried: Mutex::default(),
             takes: Mutex::default(),
             events: Mutex::default(),
@@ -126,7 +121,7 @@ impl Device {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    /// Events to be recorded again: making one takes longer than recording it.
+    /// Events to be recorded again.
     pub(super) fn spare_events(&self) -> MutexGuard<'_, Vec<super::stream::SpareEvent>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,6 +142,7 @@ impl Device {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn left(&self) -> Result<u64, CudaError> {
+        self.sweep();
         let (free, _) = self.memory()?;
         let pooled = |attribute| {
             let mut bytes = 0_u64;
@@ -171,27 +167,6 @@ impl Device {
         // SAFETY: the context is current; both numbers are written to.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut all) })?;
         Ok((free as u64, all as u64))
-    }
-
-    /// Those of all endpoints of this process on this GPU, by which goes what outlives an endpoint.
-    pub(crate) const fn ages(&self) -> &Arc<Ages> {
-        &self.ages
-    }
-
-    /// Lets memory go that nobody of this process reads or writes any more, but by what was enqueued before: some seconds later, once a later call has
-    /// settled.
-    pub(crate) fn bury(&self, stretch: super::Stretch) {
-        self.buried.lock().unwrap_or_else(PoisonError::into_inner).push((self.ages.now(), Instant::now(), stretch));
-    }
-
-    /// Lets go what was buried some seconds ago, and before a call that has settled.
-    pub(crate) fn sweep(&self) {
-        let mut buried = self.buried.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = |age: u64, since: Instant| self.ages.is_settled(age) && since.elapsed() >= super::LINGER;
-        for (.., stretch) in buried.extract_if(.., |&mut (age, since, _)| is_over(age, since)) {
-            // SAFETY: nobody uses it, and what was enqueued before has ended.
-            unsafe { stretch.free() };
-        }
     }
 
     /// How many blocks of its memory were dropped and are kept for the next who asks for so many bytes.

@@ -1,12 +1,14 @@
 //! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
 
 mod adapter;
+mod buried;
 mod copy;
 mod device;
 mod graph;
 mod ipc;
 mod memory;
 mod module;
+mod moment;
 #[cfg(target_os = "linux")]
 mod registered;
 mod relaxed;
@@ -25,6 +27,7 @@ pub(crate) use graph::{Capture, Kept};
 pub(crate) use ipc::{Imported, MemoryHandle, Presence};
 pub(crate) use memory::{DeviceMemory, Mapped};
 pub(crate) use module::{Kernel, Launch, Mode, Module};
+pub(crate) use moment::Moment;
 #[cfg(target_os = "linux")]
 pub(crate) use registered::Registered;
 pub use scratch::Scratch;

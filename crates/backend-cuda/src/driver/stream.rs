@@ -170,11 +170,7 @@ impl Stream {
     /// Both live.
     unsafe fn order(&self, first: sys::CUstream, then: sys::CUstream) -> Result<(), CudaError> {
         self.device.bind()?;
-        let spare = self.device.spare_events().pop();
-        let raw = match spare {
-            Some(SpareEvent(raw)) => raw,
-            None => create(false)?,
-        };
+        let SpareEvent(raw) = self.device.event()?;
         // SAFETY: the event is nobody else's; the stream lives.
         let recorded = check("cuEventRecord", unsafe { sys::cuEventRecord(raw, first) });
         // SAFETY: both live; flags must be 0. Who waits, waits for what the event is now: it may be recorded anew at once.
@@ -200,11 +196,7 @@ impl Stream {
     /// [`CudaError::Driver`].
     pub fn record(self: &Arc<Self>, timed: bool) -> Result<Event, CudaError> {
         self.device.bind()?;
-        let spare = if timed { None } else { self.device.spare_events().pop() };
-        let raw = match spare {
-            Some(SpareEvent(raw)) => raw,
-            None => create(timed)?,
-        };
+        let SpareEvent(raw) = if timed { create(true)? } else { self.device.event()? };
         let event = Event { stream: Arc::clone(self), raw, timed, captured: self.is_capturing() };
         // SAFETY: event and stream live.
         check("cuEventRecord", unsafe { sys::cuEventRecord(raw, self.raw) })?;
@@ -213,17 +205,25 @@ impl Stream {
 }
 
 /// An event of the current context.
-fn create(timed: bool) -> Result<sys::CUevent, CudaError> {
+fn create(timed: bool) -> Result<SpareEvent, CudaError> {
     let mut raw = std::ptr::null_mut();
     let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
     // SAFETY: `raw` is written to; the context is current.
     check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
-    Ok(raw)
+    Ok(SpareEvent(raw))
+}
+
+impl Device {
+    /// An event without timing, to be recorded; the context is current. Whoever is done with it puts it back: making one takes longer than recording it.
+    pub(super) fn event(&self) -> Result<SpareEvent, CudaError> {
+        let spare = self.spare_events().pop();
+        spare.map_or_else(|| create(false), Ok)
+    }
 }
 
 /// An event that nobody has any more, to be recorded anew. Who waited for it waits for what it was then.
 #[derive(Debug)]
-pub(super) struct SpareEvent(sys::CUevent);
+pub(super) struct SpareEvent(pub(super) sys::CUevent);
 
 // SAFETY: the driver's events may be used from any thread.
 unsafe impl Send for SpareEvent {}

@@ -251,11 +251,14 @@ impl Stretch {
         let all: Vec<u64> = self.pieces().keys().copied().collect();
         // All of them, also where one stays.
         // SAFETY: as the caller promises.
-        let stays = all.into_iter().filter(|&at| unsafe { self.bare(at) }.is_err()).count();
-        if stays == 0 {
+        let stay: Vec<CudaError> = all.into_iter().filter_map(|at| unsafe { self.bare(at) }.err()).collect();
+        let freed = || {
             let _relaxed = Relaxed::enter();
             // SAFETY: reserved by this value, and nothing is mapped any more.
-            unsafe { sys::cuMemAddressFree(self.address, self.bytes as usize) };
+            check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.address, self.bytes as usize) })
+        };
+        if let Some(error) = stay.into_iter().next().or_else(|| freed().err()) {
+            tracing::warn!(%error, bytes = self.bytes, "memory of a window is not given back");
         }
     }
 

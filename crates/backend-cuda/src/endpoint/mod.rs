@@ -96,8 +96,9 @@ pub struct CudaEndpoint {
     tickets: u64,
     /// Blocks of operations that are not known to have ended well.
     told: told::Told,
-    /// By which of its calls it knows what may go of the arena.
+    /// By which of its calls it knows what may go of the arena, and the mark before it followed a stream last.
     ages: Arc<Ages>,
+    mark: u64,
     /// Where the arena grows.
     keeper: Option<Keeper>,
     /// Bytes of the last dispatch's rows and as many results.
@@ -128,6 +129,7 @@ impl fmt::Debug for CudaEndpoint {
 impl CudaEndpoint {
     pub(crate) fn new(device: RankDevice, me: Rank, peers: Peers, wait_for_kernels: bool) -> Self {
         let layout = &device.layout;
+        device.node.readers().add(&device.stream);
         let window = DeviceWindow {
             stream: Arc::clone(&device.stream),
             node: Arc::clone(&device.node),
@@ -141,6 +143,7 @@ impl CudaEndpoint {
             tickets: 0,
             told: told::Told::default(),
             ages: Arc::default(),
+            mark: 0,
             keeper: None,
             last_bytes: 0,
             read_beside: false,
@@ -171,8 +174,8 @@ impl CudaEndpoint {
         self.wait_for_kernels = on;
     }
 
-    /// Whether results that were given back may still be read by what was enqueued to a stream that this one has not been made to wait for since. Then the
-    /// memory of an arena that grows outlives the endpoint, until some seconds later another call of this process on the GPU has heard from its kernels. At first: no.
+    /// Whether results that were given back may still be read by what was enqueued to a stream that this one has not been made to wait for since: one that
+    /// calls [follow](Self::follow). Then the memory of an arena that grows outlives the endpoint, until that has [ended](Self::ends_behind). At first: no.
     pub const fn read_beside(&mut self, on: bool) {
         self.read_beside = on;
     }

@@ -23,6 +23,11 @@ pub(super) fn read(report: &Mapped) -> Report {
 }
 
 impl RankDevice {
+    /// Whether kernels of throughput mode have reported a failure.
+    pub(crate) fn has_failed(&self) -> bool {
+        read(&self.report).status != 0
+    }
+
     /// What kernels of throughput mode have reported, as an error of rank `me`.
     pub(super) fn reported(&self, me: Rank) -> Option<Error> {
         let report = read(&self.report);

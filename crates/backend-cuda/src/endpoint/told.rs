@@ -13,7 +13,7 @@ use std::time::Instant;
 use ep_core::engine::{Arena, Held};
 use ep_core::layout::Block;
 
-use super::{CudaEndpoint, Event, LOOK, report};
+use super::{CudaEndpoint, Event, LOOK};
 
 /// A block that a graph grants or offers with each replay.
 #[derive(Debug)]
@@ -89,8 +89,8 @@ impl CudaEndpoint {
     }
 
     fn settle_now(&mut self) {
-        let report = &self.device.report;
-        self.told.settle(|event| event.0.has_come().unwrap_or(false), || report::read(report).status == 0);
+        let device = &self.device;
+        self.told.settle(|event| event.0.has_come().unwrap_or(false), || !device.has_failed());
     }
 
     /// An operation has failed, or a recovery begins, behind all that was enqueued: what is not known to have ended well is suspect.
@@ -101,7 +101,7 @@ impl CudaEndpoint {
 
     /// The same where kernels have reported a failure that no call has told.
     pub(super) fn suspect_if_failed(&mut self) {
-        if report::read(&self.device.report).status != 0 {
+        if self.device.has_failed() {
             self.suspect_told();
         }
     }

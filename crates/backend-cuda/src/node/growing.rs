@@ -9,7 +9,7 @@ use ep_core::port::{Offset, Span};
 use ep_core::{Error, Layout, Rank};
 
 use super::keeper::{Fixed, Kept};
-use super::{Node, POISON, Window};
+use super::{Node, POISON, Readers, Window};
 use crate::driver::{Device, PIECE, Pages, Stream, Stretch};
 use crate::error::CudaError;
 
@@ -197,18 +197,32 @@ fn of_rank(
     Ok((Arc::new(Stretch::reserve(device, layout.window_bytes())?), door))
 }
 
-/// Lets a window go of which nobody of this process has anything any more. `may_run`: kernels that use it may, for ever. `may_be_read`: by what was enqueued.
-pub(super) fn end(window: Arc<Stretch>, may_run: bool, may_be_read: bool) {
+/// Lets a window go of which nobody of this process has anything any more. `may_run`: kernels that use it may, for ever. `readers`: what may still read it, if
+/// something may.
+pub(super) fn end(window: Arc<Stretch>, may_run: bool, readers: Option<&Arc<Readers>>) {
     let device = Arc::clone(window.device());
-    match Arc::try_unwrap(window) {
-        Ok(window) if may_run => std::mem::forget(window),
-        Ok(window) if may_be_read => device.bury(window),
-        // SAFETY: kernels of this process have ended, and nobody has results in it whose readers may not have.
-        Ok(window) => unsafe { window.free() },
+    match (Arc::try_unwrap(window), readers) {
+        (Ok(window), _) if may_run => std::mem::forget(window),
+        (Ok(window), Some(readers)) => bury(&device, window, readers),
+        // SAFETY: kernels of this process have ended, and nobody has had results in it whose readers may not have.
+        (Ok(window), None) => unsafe { window.free() },
         // Somebody has it still, and does not let go of it.
-        Err(_) => tracing::warn!("memory of a window is not given back: it is in use"),
+        (Err(_), _) => tracing::warn!("memory of a window is not given back: it is in use"),
     }
-    device.sweep();
+}
+
+/// Lets a window go when all has ended that may read it.
+fn bury(device: &Arc<Device>, window: Stretch, readers: &Arc<Readers>) {
+    if readers.may_have_ended() {
+        tracing::warn!(
+            "memory of a window is never given back: a call was made on a stream that may have ended, and nobody can ask what that holds"
+        );
+        std::mem::forget(window);
+        return;
+    }
+    let readers = Arc::clone(readers);
+    // SAFETY: no stream is named that would have to live.
+    device.bury(window, move || unsafe { readers.moments(None) });
 }
 
 #[cfg(test)]

@@ -21,12 +21,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::{Door, DoorAddress, Member};
-use ep_core::engine::Arena;
+use ep_core::engine::{Ages, Arena};
 use ep_core::{Rank, RankSet};
 
 use super::growing::Growth;
-use crate::driver::{Device, Stretch};
+use crate::driver::{Device, Moment, Stretch};
 use crate::error::CudaError;
+use crate::rank::RankDevice;
 use work::Work;
 
 /// Time between two looks at what is spare, and at who is gone.
@@ -67,6 +68,8 @@ struct Shared {
     ahead: AtomicU64,
     /// Whether what was asked for last is not to be had.
     is_refused: AtomicBool,
+    /// Whether somebody has waited for it in vain: then nobody does.
+    is_overdue: AtomicBool,
     /// Whether the last piece was smaller than what was asked for.
     is_short: AtomicBool,
     /// Bytes of pieces that came and have not gone.
@@ -77,6 +80,8 @@ struct Shared {
     has_met: Condvar,
     /// Ranks that were given up: nobody waits for them.
     lost: Mutex<RankSet>,
+    /// Marks of the arena's ages, and what comes behind all that each is to come behind.
+    marks: Mutex<Vec<(u64, Moment)>>,
 }
 
 /// Keeps an arena. Its thread ends when it is dropped.
@@ -92,11 +97,16 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Of what grows of a window, whose arena is `arena`. Returns when those of the others have what they have from the beginning.
+    /// Of what grows of the window of `rank`, whose arena is `arena`. Returns when those of the others have what they have from the beginning.
     ///
     /// # Errors
     /// Where the system has no thread, or [`Self::met`] fails.
-    pub(crate) fn start(growth: Growth, arena: &Arena, within: Duration) -> Result<Self, CudaError> {
+    pub(crate) fn start(
+        growth: Growth,
+        (arena, ages): (&Arena, &Arc<Ages>),
+        rank: &Arc<RankDevice>,
+        within: Duration,
+    ) -> Result<Self, CudaError> {
         let (from, Growth { door, kept, awaited, member }) = (growth.from(), growth);
         let shared = Arc::new(Shared {
             door,
@@ -104,16 +114,18 @@ impl Keeper {
             least: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
+            is_overdue: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
             backed: AtomicU64::new(0),
             stops: AtomicBool::new(false),
             met: Mutex::new(Ok(0)),
             has_met: Condvar::new(),
             lost: Mutex::default(),
+            marks: Mutex::default(),
         });
         #[cfg(feature = "workshop")]
         let mapped = Arc::clone(kept.own.mapped());
-        let work = Work::new(Arc::clone(&shared), kept, arena.clone());
+        let work = Work::new(Arc::clone(&shared), kept, (arena.clone(), Arc::clone(ages)), Arc::clone(rank));
         let thread = thread::Builder::new().name("moexpress arena".to_owned()).spawn(|| work.go_on());
         let thread = thread.map_err(|error| CudaError::NoGrowth { problem: format!("a thread: {error}") })?;
         let this = Self {
@@ -163,9 +175,19 @@ impl Keeper {
         self.wake();
     }
 
-    /// Whether what was asked for is under way.
+    /// Whether what was asked for is under way, and worth a wait.
     pub(crate) fn is_coming(&self) -> bool {
-        self.shared.asked.load(Ordering::Acquire) != 0 && !self.is_refused()
+        self.shared.asked.load(Ordering::Acquire) != 0 && !self.is_refused() && !self.is_overdue()
+    }
+
+    /// Somebody has waited for what is under way for long enough: a peer may not answer.
+    pub(crate) fn give_up_waiting(&self) {
+        self.shared.is_overdue.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nobody is to wait for what is under way.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.shared.is_overdue.load(Ordering::Relaxed)
     }
 
     /// Whether there is little left to be had: the last piece was smaller than what was asked for.
@@ -198,6 +220,16 @@ impl Keeper {
     pub(crate) fn without(&self, lost: &RankSet) {
         locked(&self.shared.lost).extend(lost);
         self.wake();
+    }
+
+    /// Whether one mark is not reached: another one would tell little.
+    pub(crate) fn has_mark(&self) -> bool {
+        !locked(&self.shared.marks).is_empty()
+    }
+
+    /// That mark is reached when the moment has come, unless something has failed by then.
+    pub(crate) fn note(&self, mark: u64, moment: Moment) {
+        locked(&self.shared.marks).push((mark, moment));
     }
 
     fn wake(&self) {

@@ -2,8 +2,8 @@
 #![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
 
 use std::net::TcpListener;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,10 @@ use ep_conformance::arrival::Arrival;
 use ep_conformance::drive::{Round, all_of, round, upload};
 use ep_conformance::verify::{self, Observed};
 use ep_conformance::workload::{Batch, Workload};
-use ep_core::engine::{Dispatch, Received};
+use ep_core::engine::{Combine, Dispatch, Received};
 use ep_core::reference::World;
 use ep_core::{Endpoint as _, Error, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_cuda::driver::Stream;
 use ep_cuda::{Builder, Cluster, CudaEndpoint};
 use libtest_mimic::Trial;
 
@@ -28,14 +29,37 @@ const LONG: Duration = Duration::from_secs(100);
 type Mapped = Arc<AtomicU64>;
 
 /// Batches of some 2 MB of rows, and windows whose arenas have nothing at first.
-fn setup() -> Result<(Shape, Builder, World, Vec<Batch>), Error> {
+fn setup(deadline: Duration) -> Result<(Shape, Builder, World, Vec<Batch>), Error> {
     let topology = Topology::new(1, RANKS)?;
     let shape = Shape::builder().experts(8).topk(4).hidden(2048).max_tokens(256).build()?;
     let settings = Settings::builder(&shape, &topology).placement(Placement::Direct).arena_bytes(1 << 32).outboxes(2);
-    let settings = settings.deadline(Nanos(LONG.as_nanos() as u64)).build()?;
+    let settings = settings.deadline(Nanos(deadline.as_nanos() as u64)).build()?;
     let builder = Cluster::builder(topology).settings(settings).multiprocessors(2).specialise(false).arena_at_first(0);
     let batches = Workload::new(shape, vec![256; RANKS as usize]).seed(5).batches()?;
     Ok((shape, builder, World::new(shape, topology, RankSet::new())?, batches))
+}
+
+fn wrong(what: String) -> Error {
+    Error::broken("an arena that grows", what, "")
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where ranks wait for each other, though not for ever.
+#[derive(Default)]
+struct Meet(AtomicU64);
+
+impl Meet {
+    /// For the `time`th time.
+    fn all(&self, time: u64) {
+        let began = Instant::now();
+        self.0.fetch_add(1, Ordering::Relaxed);
+        while self.0.load(Ordering::Relaxed) < time * u64::from(RANKS) && began.elapsed() < LONG {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Waits until `has_come`, with a small dispatch before each look.
@@ -72,7 +96,6 @@ async fn rank(
     batches: &[Batch],
     small: &[Batch],
 ) -> Result<(Vec<Observed>, Mapped), Error> {
-    let wrong = |what: String| Error::broken("an arena that grows", what, "");
     let (me, before) = (ep.rank().index(), ep.arena_bytes());
     let mut seen = Vec::new();
     let mapped = ep.mapped().ok_or_else(|| wrong("does not grow".to_owned()))?;
@@ -115,7 +138,7 @@ fn compare(world: &World, batches: &[Batch], seen: &[(Vec<Observed>, Mapped)]) -
 /// Ranks that are threads share one mapping of each window.
 fn shared() -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let (shape, builder, world, batches) = setup().map_err(text)?;
+    let (shape, builder, world, batches) = setup(LONG).map_err(text)?;
     let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
     let cluster = builder.build(shape).map_err(text)?;
     let seen = cluster.run(async |ep| rank(ep, &world, &batches, &small).await).map_err(text)?;
@@ -125,7 +148,7 @@ fn shared() -> Result<(), String> {
 /// Ranks that join as processes do, here threads, have mappings of their own.
 fn own() -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let (shape, builder, world, batches) = setup().map_err(text)?;
+    let (shape, builder, world, batches) = setup(LONG).map_err(text)?;
     let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
     let address = listener.local_addr().map_err(|error| error.to_string())?.to_string();
@@ -149,12 +172,156 @@ fn own() -> Result<(), String> {
     compare(&world, &batches, &all_of(seen)?)
 }
 
-/// Results that are there when all ranks have ended; when they are gone, a later call lets their memory go.
+/// Memory goes without a further call, once that was asked for: not while the endpoint's stream holds something by then, which for rank 1 is a call that rank 0 does not
+/// make yet.
+fn trimmed() -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (shape, builder, _, batches) = setup(LONG).map_err(text)?;
+    let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
+    let met = Meet::default();
+    let seen = builder.build(shape).map_err(text)?.run(async |mut ep| {
+        let (me, before) = (ep.rank().index(), ep.arena_bytes());
+        keep(&mut ep, &batches[me]).await?;
+        let (x, routing) = upload(&mut ep, &small[me])?;
+        let got = ep.dispatch(&x, &routing).await?;
+        let (most, limit) = (ep.arena_bytes(), before + (20 << 20));
+        let early = if me == 1 { Some(ep.redispatch(&x, &got.handle).await?) } else { None };
+        ep.trim()?;
+        let gone = |ep: &CudaEndpoint, within: Duration| {
+            let began = Instant::now();
+            while ep.arena_bytes() >= limit && began.elapsed() < within {
+                thread::sleep(Duration::from_millis(10));
+            }
+            ep.arena_bytes() < limit
+        };
+        let at_once = gone(&ep, if me == 1 { Duration::from_secs(6) } else { LONG / 4 });
+        met.all(1);
+        let late = if me == 0 { Some(ep.redispatch(&x, &got.handle).await?) } else { None };
+        let then = gone(&ep, LONG / 4);
+        met.all(2);
+        drop((early, late));
+        match (most > limit, at_once == (me == 0), then) {
+            (true, true, true) => Ok(()),
+            all => {
+                Err(wrong(format!("rank {me}: {most} bytes at first; has grown, goes when it is to, is gone: {all:?}")))
+            }
+        }
+    });
+    all_of(seen.map_err(text)?).map(|_| ())
+}
+
+/// What an operation that has failed told peers of stays: rank 1 comes to it after rank 0 has failed for want of it, and reads from there.
+fn failed() -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (shape, builder, world, batches) = setup(Duration::from_secs(2)).map_err(text)?;
+    let met = Meet::default();
+    let seen = builder.build(shape).map_err(text)?.run(async |mut ep| {
+        let me = ep.rank().index();
+        keep(&mut ep, &batches[me]).await?;
+        let (x, routing) = upload(&mut ep, &batches[me])?;
+        let got = ep.dispatch(&x, &routing).await?;
+        let most = ep.arena_bytes();
+        met.all(1);
+        if me == 1 {
+            thread::sleep(Duration::from_secs(8));
+        }
+        let back = ep.combine(&got.x, &got.handle, Combine::default()).await;
+        drop(got);
+        ep.trim()?;
+        let held = if me == 0 {
+            thread::sleep(Duration::from_secs(6));
+            ep.arena_bytes()
+        } else {
+            most
+        };
+        met.all(2);
+        drop(back);
+        ep.recover(&RankSet::new()).await?;
+        let seen = round(&mut ep, &world, &batches[me], &Round::PULLING).await?.0;
+        met.all(3);
+        if held < most { Err(wrong(format!("{held} of {most} bytes are left"))) } else { Ok(seen) }
+    });
+    verify::run(&world, &batches, &all_of(seen.map_err(text)?)?).map(|_| ()).map_err(|mismatch| mismatch.to_string())
+}
+
+/// Endpoints end though a stream that may read their results holds something that takes long, a call of other ranks; their memory goes when that has ended, without a
+/// further call.
+fn read_on() -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (shape, builder, _, batches) = setup(LONG).map_err(text)?;
+    let (slow, builder) = (builder.clone().build(shape).map_err(text)?, builder);
+    let (held, met, ended) = (Mutex::new(None), Meet::default(), AtomicBool::new(false));
+    let until = |has_come: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while !has_come() && began.elapsed() < LONG / 2 {
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let hold = async |mut ep: CudaEndpoint| {
+        let me = ep.rank().index();
+        let (x, routing) = upload(&mut ep, &batches[me])?;
+        let got = ep.dispatch(&x, &routing).await?;
+        if me == 0 {
+            until(&|| ended.load(Ordering::Relaxed));
+        }
+        let again = ep.redispatch(&x, &got.handle).await?;
+        if me == 1 {
+            *locked(&held) = Some(ep.stream().record(false)?);
+        }
+        met.all(1);
+        drop(again);
+        Ok(())
+    };
+    let read = async |mut ep: CudaEndpoint| {
+        let me = ep.rank().index();
+        let (x, routing) = upload(&mut ep, &batches[me])?;
+        let got = ep.dispatch(&x, &routing).await?;
+        ep.read_beside(true);
+        let reader = Stream::new(ep.stream().device(), 0)?;
+        let raw = reader.lend() as usize;
+        // SAFETY: a stream that was lent lives as long as the process.
+        unsafe { ep.lasts(raw) };
+        // SAFETY: as above.
+        unsafe { ep.follow(raw) }?;
+        let mapped = ep.mapped().ok_or_else(|| wrong("does not grow".to_owned()))?;
+        until(&|| locked(&held).is_some());
+        if let Some(call) = &*locked(&held) {
+            // SAFETY: as above.
+            unsafe { call.precede(raw) }?;
+        }
+        drop(got);
+        let began = Instant::now();
+        // SAFETY: as above.
+        unsafe { ep.ends_behind(raw) }?;
+        drop((ep, reader));
+        let waited = began.elapsed();
+        if waited < LONG / 4 { Ok(mapped) } else { Err(wrong(format!("an end takes {waited:?}"))) }
+    };
+    let (slow, left) = thread::scope(|scope| {
+        let slow = scope.spawn(|| slow.run(hold));
+        let seen = builder.build(shape).and_then(|cluster| all_of(cluster.run(read)?).map_err(wrong));
+        let of = |mapped: &[Mapped]| mapped.iter().map(|mapped| mapped.load(Ordering::Relaxed)).sum::<u64>();
+        let while_read = seen.as_deref().map_or(0, of);
+        ended.store(true, Ordering::Relaxed);
+        let slow = slow.join().expect("no panic");
+        let left = seen.map(|mapped| {
+            until(&|| of(&mapped) == 0);
+            (while_read > 0, of(&mapped))
+        });
+        (slow, left)
+    });
+    all_of(slow.map_err(text)?)?;
+    match left.map_err(text)? {
+        (true, 0) => Ok(()),
+        (stays, left) => Err(format!("stays while it is read: {stays}; is left behind that: {left} bytes")),
+    }
+}
+
+/// Results that are there when all ranks have ended; when they are gone, their memory goes.
 fn outliving() -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let (shape, builder, _, batches) = setup().map_err(text)?;
-    let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
-    let cluster = builder.clone().build(shape).map_err(text)?;
+    let (shape, builder, _, batches) = setup(LONG).map_err(text)?;
+    let cluster = builder.build(shape).map_err(text)?;
     let kept = cluster.run(async |mut ep| {
         let me = ep.rank().index();
         let (x, routing) = upload(&mut ep, &batches[me])?;
@@ -170,26 +337,23 @@ fn outliving() -> Result<(), String> {
         return Err(format!("{} bytes are mapped for {} results that live", left(), mapped.len()));
     }
     drop(kept);
-    let cluster = builder.build(shape).map_err(text)?;
-    let later = cluster.run(async |mut ep| {
-        let me = ep.rank().index();
-        until(&mut ep, &small[me], |_| true).await?;
-        // Before these ranks end, whose windows go then.
-        Ok(left())
-    });
-    match all_of(later.map_err(text)?)?.into_iter().min() {
-        Some(0) => Ok(()),
-        left => Err(format!("{left:?} bytes are mapped though nobody has them")),
+    let began = Instant::now();
+    while left() > 0 && began.elapsed() < LONG / 2 {
+        thread::sleep(Duration::from_millis(10));
     }
+    if left() > 0 { Err(format!("{} bytes are mapped though nobody has them", left())) } else { Ok(()) }
 }
 
 type Named = (&'static str, fn() -> Result<(), String>);
 
 /// All of it. `absent`: why nothing runs here.
 pub fn trials(absent: Option<&'static str>) -> Vec<Trial> {
-    let all: [Named; 3] = [
+    let all: [Named; 6] = [
         ("growing::results_that_are_kept_are_placed_and_their_memory_comes_back", shared),
         ("growing::so_do_ranks_that_have_mappings_of_their_own", own),
+        ("growing::memory_goes_without_a_call_once_that_is_asked_for", trimmed),
+        ("growing::what_a_failed_operation_told_of_stays", failed),
+        ("growing::memory_goes_behind_what_reads_it_when_its_rank_has_ended", read_on),
         ("growing::results_outlive_their_ranks_and_then_their_memory_goes", outliving),
     ];
     let trial = |(name, body): Named| match absent {

@@ -132,6 +132,12 @@ impl Arena {
         if free.suspects.is_empty() { free.pieces.spare(&free.ranges) } else { Vec::new() }
     }
 
+    /// Whether there is a piece that nobody has or may touch, but perhaps what was enqueued when it was given back.
+    pub fn is_waiting(&self) -> bool {
+        let free = self.free();
+        free.suspects.is_empty() && free.pieces.is_waiting(&free.ranges)
+    }
+
     /// Whether there would be no range of so many bytes without a piece.
     pub fn needs(&self, piece: &Piece, bytes: u64) -> bool {
         let free = self.free();

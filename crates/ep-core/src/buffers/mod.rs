@@ -9,7 +9,7 @@ mod spans;
 
 pub use apart::Scales;
 pub use arena::{Arena, Held, Lease};
-pub use pieces::{Ages, Piece};
+pub use pieces::{Age, Ages, Piece};
 pub use pool::Buffer;
 pub(crate) use pool::Pool;
 pub use rows::HostRows;

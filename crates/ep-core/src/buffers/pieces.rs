@@ -6,11 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::port::Span;
 
 /// Tells old from new by the calls of an endpoint, one after the other. Each comes behind what its caller had enqueued: what was given back before it may be read
-/// by that, and by nothing else. When its first kernel has run, that has ended.
+/// by that, and by nothing else. When its first kernel has run, that has ended. Between calls marks do as well.
 #[derive(Debug, Default)]
 pub struct Ages {
     begun: AtomicU64,
     settled: AtomicU64,
+    marked: AtomicU64,
+    reached: AtomicU64,
+}
+
+/// When something was given back: the last call that had begun, and the last mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Age {
+    call: u64,
+    mark: u64,
 }
 
 impl Ages {
@@ -24,14 +33,25 @@ impl Ages {
         self.settled.fetch_max(call, Ordering::AcqRel);
     }
 
-    /// The age of what is given back now: the last call that has begun.
-    pub fn now(&self) -> u64 {
-        self.begun.load(Ordering::Acquire)
+    /// Marks a moment. Behind it, its caller comes behind all that may read what was given back before it. Returns its number.
+    pub fn mark(&self) -> u64 {
+        self.marked.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether a call has come so far that was made later. That which began next may have been made before, and begun somewhat later.
-    pub fn is_settled(&self, age: u64) -> bool {
-        age.saturating_add(1) < self.settled.load(Ordering::Acquire)
+    /// What that mark's caller came behind has ended, and no peer may touch what was given back before.
+    pub fn reach(&self, mark: u64) {
+        self.reached.fetch_max(mark, Ordering::AcqRel);
+    }
+
+    /// The age of what is given back now.
+    pub fn now(&self) -> Age {
+        Age { call: self.begun.load(Ordering::Acquire), mark: self.marked.load(Ordering::Acquire) }
+    }
+
+    /// Whether a call or a mark has come so far that was made later. The call that began next may have been made before, and begun somewhat later.
+    pub fn is_settled(&self, age: Age) -> bool {
+        age.call.saturating_add(1) < self.settled.load(Ordering::Acquire)
+            || age.mark < self.reached.load(Ordering::Acquire)
     }
 }
 
@@ -41,7 +61,7 @@ pub struct Piece {
     /// Where it lies.
     pub span: Span,
     /// When something of it was last given back.
-    pub given: u64,
+    pub given: Age,
 }
 
 /// All of them.
@@ -74,13 +94,22 @@ impl Pieces {
 
     /// Those all of which is in one of the `free` ranges, and has been since before a call that has come so far began.
     pub(super) fn spare(&self, free: &[Span]) -> Vec<Piece> {
-        let is_free = |span: &Span| free.iter().any(|free| free.offset <= span.offset && span.end() <= free.end());
-        self.all.iter().filter(|piece| self.ages.is_settled(piece.given) && is_free(&piece.span)).copied().collect()
+        self.all.iter().filter(|piece| self.ages.is_settled(piece.given) && is_in(&piece.span, free)).copied().collect()
+    }
+
+    /// Whether there is one that would be [spare](Self::spare) but for a call that has not come so far.
+    pub(super) fn is_waiting(&self, free: &[Span]) -> bool {
+        self.all.iter().any(|piece| !self.ages.is_settled(piece.given) && is_in(&piece.span, free))
     }
 
     pub(super) fn went(&mut self, piece: &Piece) {
         self.all.retain(|other| other.span != piece.span);
     }
+}
+
+/// Whether all of `span` is in one of the `free` ranges.
+fn is_in(span: &Span, free: &[Span]) -> bool {
+    free.iter().any(|free| free.offset <= span.offset && span.end() <= free.end())
 }
 
 #[cfg(test)]
@@ -146,6 +175,29 @@ mod tests {
         assert!(arena.take(&format, 1).is_some() && arena.take(&format, 1).is_none(), "the first block is there");
         arena.came(piece);
         assert!(arena.spare().is_empty(), "as old as the last call");
+    }
+
+    /// Where no call comes, a mark does as well, and says nothing of what is given back behind it.
+    #[test]
+    fn a_piece_goes_when_a_mark_behind_it_is_reached() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let ages = Arc::new(Ages::default());
+        let (arena, piece) = grown(&format, &ages);
+        let both = [(); 2].map(|()| arena.take(&format, 1).unwrap());
+        call(&ages);
+        let early = ages.mark();
+        assert!(!arena.is_waiting(), "somebody has the piece");
+        both.iter().for_each(|block| arena.give(block));
+        assert!(arena.is_waiting());
+        ages.reach(early);
+        assert!(arena.is_waiting() && arena.spare().is_empty(), "it was given back behind that mark");
+        let late = ages.mark();
+        assert!(arena.is_waiting() && arena.spare().is_empty(), "that mark is not reached");
+        call(&ages);
+        assert!(arena.spare().is_empty(), "that call may have been made before, whatever was marked");
+        ages.reach(late);
+        assert_eq!(arena.spare().iter().map(|spare| spare.span).collect::<Vec<_>>(), [piece]);
+        assert!(!arena.is_waiting() && arena.withdraw(&arena.spare()[0]));
     }
 
     /// Without it the longest range would be too short, which is long enough with it.

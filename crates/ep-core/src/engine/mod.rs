@@ -28,7 +28,7 @@ use std::rc::Rc;
 use futures_util::future::{Either, select};
 use tracing::Instrument;
 
-pub use crate::buffers::{Ages, Arena, Buffer, Extent, Held, HostRows, Lease, Piece, Scales};
+pub use crate::buffers::{Age, Ages, Arena, Buffer, Extent, Held, HostRows, Lease, Piece, Scales};
 pub use desk::Desk;
 pub use endpoint::{
     ByExpert, Combine, Combined, Counts, Dispatch, Endpoint, Event, ExpertSlots, Ready, Received, Routing, Scalar,

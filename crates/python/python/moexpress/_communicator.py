@@ -192,7 +192,7 @@ class Communicator:
             packed = Packed(npu, hidden) if element == "int8" else None
             self.order, shape.takes_strides = NpuOrder(npu, packed), packed is not None
         elif kind == "cuda":
-            self.order = CudaOrder(self.native.stream(), self.device)
+            self.order = CudaOrder(self.native, self.device)
         self.throughput = Throughput(self.native, self.order, shape)
         self.in_low_latency = LowLatency(self.native, self.order, shape)
         _exit.remember(self)
@@ -493,6 +493,12 @@ class Communicator:
     def window_bytes(self) -> int:
         """Bytes of this rank's window, with what its arena has now. Of a host memory is used where it is written."""
         return self.native.window_bytes()
+
+    def trim(self) -> None:
+        """Lets the memory of an arena that grows go, some three seconds later: what no result has by now, and the next batches do not need. Whatever still
+        reads results that are gone is on the current stream, or on one that this waits for, as at any call. Without it memory goes when later calls
+        have come. Elsewhere it does nothing."""
+        self.native.trim((self.order.current(), False))
 
     def close(self) -> None:
         """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable.

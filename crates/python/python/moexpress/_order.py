@@ -61,8 +61,8 @@ class HostOrder:
         """Lets later calls come behind those that ``other`` has now."""
 
     def last(self) -> int | None:
-        """What reads results that are gone when a communicator ends: the caller's stream, by the driver's handle; None where that is not known, or nothing
-        does."""
+        """A stream that may read results that are gone when a communicator ends, beside those that calls were made on: the caller's, by the driver's handle;
+        None where that is not known, or nothing reads them."""
         return None
 
     def event(self) -> torch.cuda.Event | None:
@@ -85,15 +85,30 @@ class CudaOrder:
     so whatever reads them must have been enqueued to the stream that is current in the next call, or to one that this stream waits for.
     """
 
-    current: Callable[[], int]
     packed: Packed | None = None
     tensor = staticmethod(tensor_of)
     unfilled = staticmethod(_in_place)
     empty = staticmethod(_empty)
 
-    def __init__(self, raw: int, device: torch.device) -> None:
-        self.stream = torch.cuda.ExternalStream(raw, device=device)
-        self.current = partial(current_stream, self.stream.device_index)
+    def __init__(self, native: _native.Endpoint, device: torch.device) -> None:
+        self._native = native
+        self.stream = torch.cuda.ExternalStream(native.stream(), device=device)
+        self._current = partial(current_stream, self.stream.device_index)
+        self._met: set[int] = set()
+
+    def current(self) -> int:
+        raw = self._current()
+        if raw not in self._met:
+            self._meet(raw)
+        return raw
+
+    def _meet(self, raw: int) -> None:
+        """Says of a stream that is torch's own that it lives as long as the process; one of another library (``ExternalStream``) may not, and torch names it
+        by its handle."""
+        stream = torch.cuda.current_stream(self.stream.device_index)
+        if stream.cuda_stream == raw and (raw == 0 or stream.stream_id != raw):
+            self._native.lasts(raw)
+        self._met.add(raw)
 
     def beyond(self, *tensors: torch.Tensor | None) -> None:
         for tensor in tensors:
@@ -111,7 +126,7 @@ class CudaOrder:
     def last(self) -> int | None:
         with suppress(RuntimeError), torch.cuda.device(self.stream.device_index):
             if not torch.cuda.is_current_stream_capturing():
-                return self.current()
+                return self._current()
         return None
 
     def event(self) -> torch.cuda.Event | None:

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::{DOOR_MESSAGE, Visit};
-use ep_core::engine::{Arena, Piece};
+use ep_core::engine::{Age, Ages, Arena, Piece};
 use ep_core::port::Offset;
 use ep_core::{Rank, RankSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,6 +17,7 @@ use super::super::said::Said;
 use super::{Fixed, Kept, LOOK, Shared, locked};
 use crate::driver::{Device, LINGER, PIECE, Pages};
 use crate::error::CudaError;
+use crate::rank::RankDevice;
 
 /// Time between two attempts to tell somebody who takes in nothing.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -45,15 +46,22 @@ pub(super) struct Work {
     number: u64,
     coming: Option<Coming>,
     /// Since when pieces are spare, and their age, by where they lie.
-    spare: BTreeMap<u64, (u64, Instant)>,
+    spare: BTreeMap<u64, (Age, Instant)>,
     /// When memory that was not to be had is asked for again.
     again: Option<Instant>,
+    ages: Arc<Ages>,
+    rank: Arc<RankDevice>,
 }
 
 impl Work {
-    pub(super) fn new(shared: Arc<Shared>, kept: Kept, arena: Arena) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        kept: Kept,
+        (arena, ages): (Arena, Arc<Ages>),
+        rank: Arc<RankDevice>,
+    ) -> Self {
         let (unsent, spare) = (Vec::new(), BTreeMap::new());
-        Self { shared, kept, arena, unsent, number: 0, coming: None, spare, again: None }
+        Self { shared, kept, arena, unsent, number: 0, coming: None, spare, again: None, ages, rank }
     }
 
     pub(super) fn go_on(mut self) {
@@ -75,6 +83,7 @@ impl Work {
             self.grow();
             if Instant::now() >= look_at {
                 look_at = Instant::now() + LOOK;
+                self.reach();
                 self.shrink();
             }
         }
@@ -157,7 +166,7 @@ impl Work {
         if let Some(Coming { at, bytes, .. }) = done {
             self.shared.backed.fetch_add(bytes, Ordering::Relaxed);
             self.arena.came(Offset(at).span(bytes));
-            self.shared.asked.store(0, Ordering::Release);
+            self.is_answered();
             tracing::debug!(rank = self.kept.me.0, bytes, "an arena has grown");
         }
     }
@@ -172,7 +181,7 @@ impl Work {
             if Instant::now() >= again {
                 self.again = None;
                 self.shared.is_refused.store(false, Ordering::Release);
-                self.shared.asked.store(0, Ordering::Release);
+                self.is_answered();
             }
             return;
         }
@@ -186,6 +195,12 @@ impl Work {
                 self.put_off();
             }
         }
+    }
+
+    /// More may be asked for.
+    fn is_answered(&self) {
+        self.shared.is_overdue.store(false, Ordering::Relaxed);
+        self.shared.asked.store(0, Ordering::Release);
     }
 
     fn put_off(&mut self) {
@@ -220,6 +235,18 @@ impl Work {
         let number = self.number;
         self.tell_all(Said::Back { at, bytes, number }, descriptor.as_ref());
         Ok(Coming { number, at, bytes, awaited })
+    }
+
+    /// Learns which marks are reached.
+    fn reach(&self) {
+        let mut marks = locked(&self.shared.marks);
+        for (mark, moment) in marks.extract_if(.., |(_, moment)| !matches!(moment.has_come(), Ok(false))) {
+            // Peers may come late to an operation that has failed here, and touch what it has told them of. Kernels report before they end.
+            fence(Ordering::Acquire);
+            if matches!(moment.has_come(), Ok(true)) && !self.rank.has_failed() {
+                self.ages.reach(mark);
+            }
+        }
     }
 
     /// Takes away what has been spare for long.
