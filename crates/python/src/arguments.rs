@@ -1,5 +1,7 @@
 //! What calls take of Python, as it comes: tuples on the path of every call, dictionaries where a communicator is made.
 
+use std::sync::Arc;
+
 use moexpress::OutboxUse;
 use moexpress::engine::Dispatch;
 use moexpress::engine::low_latency::LowOrder;
@@ -7,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::backend::{RawBatch, RawRows, RawScales};
 use crate::calls::{RawCombine, RawRouting};
+use crate::room::{Given, Owner};
 
 /// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
 pub(crate) type Order = (usize, bool);
@@ -37,7 +40,7 @@ impl<'py> FromPyObject<'_, 'py> for RawRouting {
 
 /// How rows of low latency lie: `None`, by expert; `(0, False)`, by source; `(alignment, zero_spare)`, packed.
 #[derive(FromPyObject)]
-struct RawOrder(u32, bool);
+pub(crate) struct RawOrder(u32, bool);
 
 impl From<RawOrder> for LowOrder {
     fn from(RawOrder(alignment, zero_spare): RawOrder) -> Self {
@@ -63,6 +66,16 @@ impl<'py> FromPyObject<'_, 'py> for RawBatch {
         let (x, topk_idx, topk_weights, (repeats, order, waits, most_rows)): (_, _, _, Options) = given.extract()?;
         let order = order.map_or(LowOrder::ByExpert, LowOrder::from);
         Ok(Self { x, topk_idx, topk_weights, repeats, order, waits, most_rows })
+    }
+}
+
+/// `[(address, bytes, what keeps them)]`: blocks of the caller's for what a low-latency dispatch brings.
+#[derive(FromPyObject)]
+pub(crate) struct Room(Vec<(usize, usize, Py<PyAny>)>);
+
+impl From<Room> for Given {
+    fn from(Room(blocks): Room) -> Self {
+        Self::new(blocks.into_iter().map(|(address, bytes, owner)| (address, bytes, Arc::new(owner) as Owner)))
     }
 }
 

@@ -13,7 +13,7 @@ use moexpress::{Element as Travels, Endpoint, Error, Layout, LowLatency, Scaling
 
 use crate::dlpack::{Device, Element, Tensor};
 use crate::early::{EarlyOut, RawReady, unsupported};
-use crate::room::LowRoom;
+use crate::room::{Given, LowRoom, Scales};
 
 /// Rows in Python's memory, one behind the other: bf16, or codes with their scales elsewhere.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +115,8 @@ pub(crate) struct LowInto {
     pub(crate) stats: Option<usize>,
     /// Keeps the rest.
     pub(crate) owner: Arc<dyn Any + Send + Sync>,
+    /// Whether the rest is memory of the caller's, which graphs need not keep.
+    pub(crate) of_caller: bool,
 }
 
 /// Received rows as they leave: bf16, or codes and their scales; of INT8 on NPUs bytes in which both lie.
@@ -207,8 +209,11 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Numbers that leave.
     fn array_out<T: Typed>(&mut self, array: Self::Array<T>, shape: Vec<i64>) -> Result<Tensor, Error>;
 
-    /// Memory for what a low-latency dispatch brings.
-    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error>;
+    /// How scales lie in what a low-latency dispatch brings.
+    fn low_scales(&self) -> Scales;
+
+    /// Memory for what a low-latency dispatch brings, of blocks of the caller's where they are given.
+    fn low_room(&mut self, layout: &Layout, order: LowOrder, given: Option<Given>) -> Result<LowRoom, Error>;
 
     /// Receives a low-latency dispatch. Returns its handle, and what the host knows of its rows.
     async unsafe fn receive_into(

@@ -2,13 +2,14 @@
 
 use std::any::Any;
 
+use moexpress::engine::low_latency::LowOrder;
 use moexpress::engine::{Dispatch, Handle, Stats, Ways};
 use moexpress::{Error, Layout, OutboxUse};
 
 use crate::backend::{LowTold, RawBatch, RawRows};
 use crate::dlpack::Tensor;
 use crate::early::{EarlyOut, RawReady};
-use crate::room::LowRoom;
+use crate::room::{Given, LowRoom};
 
 /// Why a call gave no result.
 #[derive(Debug)]
@@ -133,6 +134,7 @@ pub(crate) trait Calls: Send {
         &mut self,
         batch: &RawBatch,
         early: Option<&(dyn Any + Send + Sync)>,
+        given: Option<Given>,
         go_on: GoOn<'_>,
     ) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
     unsafe fn receive_dispatch(&mut self, sent: &dyn Any, stats: Option<usize>, go_on: GoOn<'_>) -> Answer<AnyLow>;
@@ -150,8 +152,11 @@ pub(crate) trait Calls: Send {
         batch: &RawBatch,
         along: Option<&dyn Any>,
         stats: Option<usize>,
+        given: Option<Given>,
         go_on: GoOn<'_>,
     ) -> Answer<(AnyLow, LowRoom)>;
+    /// Bytes of the blocks that are given for rows in that order.
+    fn low_sizes(&self, order: LowOrder) -> Result<Vec<usize>, Error>;
     /// The choices of the batch that a handle is of.
     fn low_choices(&mut self, handle: &dyn Any) -> Answer<Tensor>;
     unsafe fn low_combine(

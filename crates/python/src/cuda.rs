@@ -24,7 +24,7 @@ use crate::far;
 use crate::guard::Own;
 use crate::join::Options;
 use crate::rank::Rank;
-use crate::room::{LowRoom, Owner, Scales};
+use crate::room::{Given, LowRoom, Owner, Scales};
 
 /// Rows lie at multiples of this.
 const ALIGN: usize = 16;
@@ -63,8 +63,20 @@ fn device(endpoint: &CudaEndpoint) -> Device {
 
 /// Where the results of a low-latency dispatch go; FP8 rows as they travel to `travelling`, if there is one.
 fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token, by_source, packed, most, stats, owner, .. } =
-        into.clone();
+    let LowInto {
+        x,
+        scales,
+        expert_counts,
+        segments,
+        source_token,
+        by_source,
+        packed,
+        most,
+        stats,
+        owner,
+        of_caller,
+        ..
+    } = into.clone();
     let x = travelling.map_or(x, |memory| memory.address() as usize);
     let scales = scales.filter(|_| travelling.is_none());
     let scales = scales.map(|(address, strides)| {
@@ -72,7 +84,8 @@ fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
         LowScales { address: address as u64, expert, row, word }
     });
     let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
-    let owner = Some(Arc::new((owner, travelling.cloned())) as Owner);
+    // What of the caller's a graph reads and writes, whoever captures it keeps: a framework has a pool for that, and uses it again.
+    let owner = Some(Arc::new(((!of_caller).then_some(owner), travelling.cloned())) as Owner);
     let by_source = by_source.map(|told| LowPlacesBySource {
         first_of: told.first_of as u64,
         topk_idx: told.topk_idx as u64,
@@ -244,9 +257,12 @@ impl Backend for CudaEndpoint {
         Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(Own::new(array)) })
     }
 
-    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error> {
-        let scales = if self.shape().hidden().is_multiple_of(ALIGN as u32) { Scales::ByColumn } else { Scales::ByRow };
-        LowRoom::new(layout, &device(self), scales, order, |bytes| {
+    fn low_scales(&self) -> Scales {
+        if self.shape().hidden().is_multiple_of(ALIGN as u32) { Scales::ByColumn } else { Scales::ByRow }
+    }
+
+    fn low_room(&mut self, layout: &Layout, order: LowOrder, given: Option<Given>) -> Result<LowRoom, Error> {
+        LowRoom::new(layout, &device(self), self.low_scales(), order, given, |bytes| {
             let memory = self.bytes_room(bytes)?;
             Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })

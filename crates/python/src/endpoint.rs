@@ -5,11 +5,12 @@ use std::any::Any;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use moexpress::engine::low_latency::LowOrder;
 use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{CombineOptions, DispatchOptions, Order, RawOutbox, outbox_use};
+use crate::arguments::{CombineOptions, DispatchOptions, Order, RawOrder, RawOutbox, Room, outbox_use};
 use crate::backend::{RawBatch, RawRows};
 use crate::calls::{Answer, Calls, Ended, GoOn, RawCombine, RawRouting};
 use crate::early::{Early, RawReady};
@@ -192,13 +193,21 @@ impl Endpoint {
         order: Order,
         batch: RawBatch,
         early: Option<&Early>,
+        room: Option<Room>,
     ) -> PyResult<(Pending, LowDispatched)> {
         early.map_or(Ok(()), |early| self.check(py, "early", early.endpoint))?;
         let early = early.map(|early| &*early.inner);
         // SAFETY: as in `dispatch`.
-        let (sent, room) = self
-            .call_on(py, "send_dispatch", order, |rank, go_on| unsafe { rank.send_dispatch(&batch, early, go_on) })?;
+        let (sent, room) = self.call_on(py, "send_dispatch", order, |rank, go_on| unsafe {
+            rank.send_dispatch(&batch, early, room.map(Room::into), go_on)
+        })?;
         Ok((self.sent(sent, batch.x.rows), LowDispatched::new(room)))
+    }
+
+    /// Bytes of the blocks that `room` of a low-latency dispatch has, whose rows lie so.
+    fn low_sizes(&self, py: Python<'_>, lies: Option<RawOrder>) -> PyResult<Vec<usize>> {
+        let order = lies.map_or(LowOrder::ByExpert, LowOrder::from);
+        self.call(py, "low_sizes", |rank, _| Ok(rank.low_sizes(order)?))
     }
 
     /// The receiving half. `stats`: int32 `[local experts]`, to which counts are added.
@@ -224,12 +233,13 @@ impl Endpoint {
         batch: RawBatch,
         along: Option<&LowHandle>,
         stats: Option<usize>,
+        room: Option<Room>,
     ) -> PyResult<(LowHandle, LowDispatched)> {
         along.map_or(Ok(()), |handle| self.check(py, "handle", handle.endpoint))?;
         let along = along.map(|handle| &*handle.inner as &(dyn Any + Send + Sync));
         // SAFETY: as in `dispatch`.
         let (inner, room) = self.call_on(py, "low_dispatch", order, |rank, go_on| unsafe {
-            rank.low_dispatch(&batch, along.map(|handle| handle as &dyn Any), stats, go_on)
+            rank.low_dispatch(&batch, along.map(|handle| handle as &dyn Any), stats, room.map(Room::into), go_on)
         })?;
         Ok((LowHandle::new(inner, batch.x.rows, self.id), LowDispatched::new(room)))
     }

@@ -18,7 +18,7 @@ use crate::dlpack::{Device, Element, Tensor};
 use crate::far::Far;
 use crate::handle::slice;
 use crate::rank::Rank;
-use crate::room::{LowRoom, Owner, Scales};
+use crate::room::{Given, LowRoom, Owner, Scales};
 
 /// Bytes of a scale, or a pack of them, in a tensor.
 const SCALE: usize = 4;
@@ -185,8 +185,12 @@ impl Backend for Engine<Machine<AnyLanes>> {
         Ok(Tensor::of_vec(array, shape, T::ELEMENT))
     }
 
-    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error> {
-        LowRoom::new(layout, &Device::Cpu, Scales::ByColumn, order, |bytes| {
+    fn low_scales(&self) -> Scales {
+        Scales::ByColumn
+    }
+
+    fn low_room(&mut self, layout: &Layout, order: LowOrder, given: Option<Given>) -> Result<LowRoom, Error> {
+        LowRoom::new(layout, &Device::Cpu, self.low_scales(), order, given, |bytes| {
             // Words that are as aligned as any element. They are written through this pointer alone.
             let mut words: Vec<u128> = zeroed(bytes.div_ceil(size_of::<u128>()))?;
             Ok((words.as_mut_ptr() as usize, Arc::new(Mutex::new(words)) as Owner))

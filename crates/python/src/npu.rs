@@ -25,7 +25,7 @@ use crate::error::of;
 use crate::guard::Own;
 use crate::join::Options;
 use crate::rank::Rank;
-use crate::room::{LowRoom, Owner, Scales};
+use crate::room::{Given, LowRoom, Owner, Scales};
 
 /// The file of the kernels that the vendor's compiler has built.
 const KERNELS: &str = "EP_ASCEND_KERNELS";
@@ -195,8 +195,12 @@ impl Backend for AscendEndpoint {
         Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(Own::new(array)) })
     }
 
-    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error> {
-        LowRoom::new(layout, &device(self), Scales::BehindCodes, order, |bytes| {
+    fn low_scales(&self) -> Scales {
+        Scales::BehindCodes
+    }
+
+    fn low_room(&mut self, layout: &Layout, order: LowOrder, given: Option<Given>) -> Result<LowRoom, Error> {
+        LowRoom::new(layout, &device(self), self.low_scales(), order, given, |bytes| {
             let memory = self.rows_room(1, bytes)?;
             Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
+use moexpress::engine::low_latency::{LowOrder, LowRouting, LowRoutingOf};
 use moexpress::engine::{Combine, Dispatch, ExpertSlots, Handle, Routing, Stats, Ways};
 use moexpress::{Element, Endpoint, Error, Layout, OutboxUse, Rank as Number, RankSet};
 
@@ -12,7 +12,7 @@ use crate::calls::{
 };
 use crate::dlpack::Tensor;
 use crate::early::{EarlyOut, RawReady};
-use crate::room::LowRoom;
+use crate::room::{self, Given, LowRoom};
 
 /// [`Calls`] of a backend.
 pub(crate) struct Rank<E: Endpoint> {
@@ -348,11 +348,12 @@ where
         &mut self,
         batch: &RawBatch,
         early: Option<&(dyn Any + Send + Sync)>,
+        given: Option<Given>,
         go_on: GoOn<'_>,
     ) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
         // SAFETY: as the caller promises.
         let (rows, routing) = unsafe { self.low_batch(batch, None) }?;
-        let room = self.endpoint.low_room(&self.layout, batch.order)?;
+        let room = self.endpoint.low_room(&self.layout, batch.order, given)?;
         let sent = match early {
             None => wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?,
             Some(early) => wait::<E, _>(self.endpoint.send_dispatch_early(&rows, &routing, early), go_on)?,
@@ -406,11 +407,12 @@ where
         batch: &RawBatch,
         along: Option<&dyn Any>,
         stats: Option<usize>,
+        given: Option<Given>,
         go_on: GoOn<'_>,
     ) -> Answer<(AnyLow, LowRoom)> {
         // SAFETY: as the caller promises, for this and what follows.
         let (rows, routing) = unsafe { self.low_batch(batch, along) }?;
-        let mut room = self.endpoint.low_room(&self.layout, batch.order)?;
+        let mut room = self.endpoint.low_room(&self.layout, batch.order, given)?;
         (room.into.stats, room.into.most) = (stats, batch.most_rows);
         // SAFETY: as above, and the room is kept with what it is in.
         let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into, batch.waits) };
@@ -422,6 +424,10 @@ where
         };
         let told = LowTold { most, ..told };
         Ok((any_low(handle, told, batch.x.rows), room))
+    }
+
+    fn low_sizes(&self, order: LowOrder) -> Result<Vec<usize>, Error> {
+        room::sizes(&self.layout, self.endpoint.low_scales(), order)
     }
 
     fn low_choices(&mut self, handle: &dyn Any) -> Answer<Tensor> {

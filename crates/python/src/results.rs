@@ -1,7 +1,6 @@
 //! What dispatches brought, until Python asks for it.
 
-use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
@@ -182,12 +181,7 @@ impl Taken {
 
 /// Tensors of a low-latency dispatch, as [`Dispatched`] has them. Defined once it was received.
 #[pyclass(frozen, module = "moexpress._native")]
-pub(crate) struct LowDispatched {
-    /// Keeps the memory, whatever was taken.
-    #[expect(dead_code)] // Held, not looked at.
-    memory: Arc<dyn Any + Send + Sync>,
-    parts: Mutex<LowParts>,
-}
+pub(crate) struct LowDispatched(Mutex<LowParts>);
 
 struct LowParts {
     x: Option<Tensor>,
@@ -207,7 +201,7 @@ struct LowParts {
 
 impl LowDispatched {
     pub(crate) fn new(room: LowRoom) -> Self {
-        let LowRoom { into, x, scales, expert_counts, segments, source_token, by_source, packed } = room;
+        let LowRoom { x, scales, expert_counts, segments, source_token, by_source, packed, .. } = room;
         let told = by_source.map(|told| {
             [told.first_of, told.topk_idx, told.topk_idx_too, told.topk_weights, told.source_rank].map(Some)
         });
@@ -230,7 +224,7 @@ impl LowDispatched {
             slots,
             slot_weights,
         };
-        Self { memory: into.owner, parts: Mutex::new(parts) }
+        Self(Mutex::new(parts))
     }
 
     fn take<'py>(
@@ -238,7 +232,7 @@ impl LowDispatched {
         py: Python<'py>,
         part: fn(&mut LowParts) -> &mut Option<Tensor>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let tensor = part(&mut self.parts.lock().unwrap_or_else(PoisonError::into_inner)).take();
+        let tensor = part(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)).take();
         tensor.map(|tensor| tensor.into_capsule(py)).transpose()
     }
 }
@@ -247,7 +241,7 @@ impl LowDispatched {
 impl LowDispatched {
     /// Rows, or their codes: as FP8 where the reader knows it by name, else as bytes.
     fn x<'py>(&self, py: Python<'py>, knows_fp8: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let tensor = self.parts.lock().unwrap_or_else(PoisonError::into_inner).x.take();
+        let tensor = self.0.lock().unwrap_or_else(PoisonError::into_inner).x.take();
         tensor.map(|tensor| tensor.named(knows_fp8).into_capsule(py)).transpose()
     }
 

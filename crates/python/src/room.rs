@@ -1,6 +1,7 @@
-//! Memory for what a low-latency dispatch brings: a block cut into tensors, and by source another for those that handles keep.
+//! Memory for what a low-latency dispatch brings: a block cut into tensors, and another for the small ones, which callers keep longer.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use moexpress::engine::low_latency::LowOrder;
@@ -14,6 +15,28 @@ const ALIGN: usize = 256;
 
 /// Keeps a block of memory.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// Blocks of the caller's, in place of new ones.
+#[derive(Debug, Default)]
+pub(crate) struct Given(VecDeque<(usize, usize, Owner)>);
+
+impl Given {
+    /// Of an address, the bytes there, and what keeps them, each.
+    pub(crate) fn new(blocks: impl IntoIterator<Item = (usize, usize, Owner)>) -> Self {
+        Self(blocks.into_iter().collect())
+    }
+
+    /// The next block.
+    fn take(&mut self, bytes: usize) -> Result<(usize, Owner), Error> {
+        let (address, room, owner) =
+            self.0.pop_front().ok_or_else(|| Error::invalid("blocks of room", "too few", 2))?;
+        if room < bytes || !address.is_multiple_of(ALIGN) {
+            let limit = format_args!("{bytes} bytes at least, at a multiple of {ALIGN}");
+            return Err(Error::invalid("room for results", format_args!("{room} bytes at {address}"), limit));
+        }
+        Ok((address, owner))
+    }
+}
 
 /// Where the scales of coded rows lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,15 +75,28 @@ pub(crate) struct BySource {
     pub(crate) source_rank: Tensor,
 }
 
+/// Bytes of the blocks that such a room is cut of.
+pub(crate) fn sizes(layout: &Layout, scales: Scales, order: LowOrder) -> Result<Vec<usize>, Error> {
+    let mut sizes = Vec::new();
+    LowRoom::new(layout, &Device::Cpu, scales, order, None, |bytes| {
+        sizes.push(bytes);
+        Ok((ALIGN, Arc::new(())))
+    })?;
+    Ok(sizes)
+}
+
 impl LowRoom {
-    /// Of blocks that `take` takes: the address of each, and what keeps it.
+    /// Of blocks that are given, or else that `take` takes: the address of each, and what keeps it.
     pub(crate) fn new(
         layout: &Layout,
         device: &Device,
         scales: Scales,
         order: LowOrder,
+        given: Option<Given>,
         mut take: impl FnMut(usize) -> Result<(usize, Owner), Error>,
     ) -> Result<Self, Error> {
+        let (of_caller, mut given) = (given.is_some(), given);
+        let mut take = |bytes| given.as_mut().map_or_else(|| take(bytes), |given| given.take(bytes));
         let [experts, ranks] = [layout.local_experts(), layout.topology().ranks()].map(i64::from);
         let [most, hidden] = [layout.shape().max_tokens(), layout.shape().hidden()].map(i64::from);
         let (rows, topk, at_once) = (ranks * most, i64::from(layout.shape().topk()), order.tells_rows());
@@ -88,8 +124,8 @@ impl LowRoom {
             cuts[block] = (begin + elements as usize * bytes).next_multiple_of(ALIGN);
             (block, begin)
         };
-        // Callers drop rows, and keep handles of many calls: then the rows' block is not theirs.
-        let kept = usize::from(at_once);
+        // Callers drop rows, and keep handles and counts of many calls: then the rows' block is not theirs.
+        let kept = 1;
         let tokens = if at_once { vec![rows] } else { vec![experts, rows] };
         let places = [
             cut(0, lying * width, codes.bytes()),
@@ -109,8 +145,7 @@ impl LowRoom {
                 cut(kept, rows, 4),
             ]
         });
-        let all = take(cuts[0])?;
-        let blocks = if at_once { [all, take(cuts[1])?] } else { [all.clone(), all] };
+        let blocks = [take(cuts[0])?, take(cuts[1])?];
         let at = |(block, begin): (usize, usize)| blocks[block].0 + begin;
         let [at_x, at_scales, at_counts, at_segments, at_tokens] = places.map(at);
         let told = told.map(|places| {
@@ -164,6 +199,7 @@ impl LowRoom {
                 most: None,
                 stats: None,
                 owner: Arc::new(blocks.map(|(_, owner)| owner)),
+                of_caller,
             },
         })
     }

@@ -105,6 +105,58 @@ print("done")
 """
 
 
+def check_captured(rank: int, world: int) -> None:
+    """Layers of one graph, and further graphs that share its pool, use the same memory one after the other."""
+    where, layers = device(rank), 10
+    layer = oracle.Layer(world, 32, 4, 7168)
+    batch = on(oracle.batches(layer, [64] * world)[rank], where)
+    buffer = make_buffer(low_latency_mode=True)
+
+    def forward(hook: bool) -> torch.Tensor:
+        x = batch.x
+        for _ in range(layers):
+            got, _, handle, _, receive = buffer.low_latency_dispatch(
+                x, batch.topk_idx, 128, layer.experts, use_fp8=False, return_recv_hook=hook
+            )
+            if receive is not None:
+                receive()
+            y = got * 0.5
+            del got
+            x, _, receive = buffer.low_latency_combine(
+                y, batch.topk_idx, batch.topk_weights, handle, return_recv_hook=hook
+            )
+            if receive is not None:
+                receive()
+            del y, handle
+        return x
+
+    block = layer.experts // world * world * 128 * layer.hidden * 2
+    for hook in (False, True):
+        expected = forward(hook)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        pool, graphs, before = torch.cuda.graph_pool_handle(), [], torch.cuda.mem_get_info()[0]
+        for _ in range(3):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1], pool=pool):
+                out = forward(hook)
+            dist.barrier()
+        taken = before - torch.cuda.mem_get_info()[0]
+        assert taken < 6 * block, f"{taken >> 20} MiB for blocks of {block >> 20}"
+        for graph in graphs:
+            out.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+        assert torch.equal(bits(out), bits(expected)), f"hook={hook}"
+        del graphs, out
+    buffer.destroy()
+
+
+@needs_two
+def test_layers_of_captured_graphs_use_the_same_memory(two: Any) -> None:
+    two.run(check_captured, limit=LIMIT)
+
+
 @needs_two
 def test_ranks_end_well_without_destroy(tmp_path: Path) -> None:
     arguments = [[sys.executable, "-c", ENDS, str(rank), str(tmp_path / "store")] for rank in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -369,6 +370,59 @@ def check_numbers(rank: int, world: int) -> None:
 
 def test_numbers_and_names_outside_their_limits_are_named(one: Any) -> None:
     one.run(check_numbers)
+
+
+class Pool:
+    """A framework's pool for what is captured."""
+
+    def __init__(self) -> None:
+        self._blocks: list[weakref.ref[torch.Tensor]] = []
+
+    def room(self, sizes: list[int], defer: bool) -> list[tuple[int, int, torch.Tensor]]:
+        blocks = [torch.empty(size + 256, dtype=torch.uint8) for size in sizes]
+        self._blocks += map(weakref.ref, blocks)
+        return [(block.data_ptr() + -block.data_ptr() % 256, size, block) for block, size in zip(blocks, sizes, strict=True)]
+
+    def alive(self, communicator: Communicator) -> int:
+        """Blocks that somebody has. What was dropped outside of native calls goes with the next one."""
+        communicator.stats()
+        return sum(block() is not None for block in self._blocks)
+
+
+def check_room(rank: int, world: int) -> None:
+    for element, more in [("bf16", {}), ("fp8", {}), ("bf16", {"by_source": True}), ("bf16", {"packed": 4})]:
+        one = make(element=element)
+        expected = one.low_latency_dispatch(rows(), choices(), **more)
+        pool, order = Pool(), one.order
+        order.captures, order.room = lambda: True, pool.room  # type: ignore[method-assign]
+        got = one.low_latency_dispatch(rows(), choices(), **more)
+        count = int(got.expert_counts[0]) if not more else TOKENS
+        first = (lambda x: x[0, :count]) if not more else (lambda x: x[:count])
+        assert torch.equal(first(got.x).view(torch.uint8), first(expected.x).view(torch.uint8))
+        assert torch.equal(got.expert_counts, expected.expert_counts) and pool.alive(one) == 2
+        counts, handle = got.expert_counts, got.handle
+        del got
+        assert pool.alive(one) == 1, "counts are no reason to keep rows"
+        assert handle is not None and counts.sum() > 0
+        del counts
+        assert pool.alive(one) == 0, "nor is a handle"
+        if not more:
+            sent = one.send_dispatch(rows(), choices())
+            assert pool.alive(one) == 2
+            got = sent.receive()
+            assert torch.equal(first(got.x).view(torch.uint8), first(expected.x).view(torch.uint8))
+            del sent, got
+            assert pool.alive(one) == 0
+        order.room = lambda sizes, defer: [(at, size - 1, block) for at, size, block in pool.room(sizes, defer)]  # type: ignore[method-assign]
+        with pytest.raises(errors.InvalidArgument, match="room for results"):
+            one.low_latency_dispatch(rows(), choices(), **more)
+        order.room = pool.room  # type: ignore[method-assign]
+        one.low_latency_dispatch(rows(), choices(), **more)
+        one.close()
+
+
+def test_what_a_captured_call_brings_lies_in_memory_of_the_frameworks(one: Any) -> None:
+    one.run(check_room)
 
 
 def check_shared_meeting(rank: int, world: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from . import _check, _limits, _native, errors
 from ._check import Held
 from ._early import MOST, Early, Ready, raw
-from ._order import Order
+from ._order import Order, Room
 from ._plain import plain
 from ._results import LowReceived
 from ._shape import Shape
@@ -55,10 +55,10 @@ class LowLatency:
         if stats is not None:
             self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
-        kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
+        kept, added = self.order.hold("x", x, early is not None), None if stats is None else Held("stats", stats)
         batch = ((rows, tokens, None), choices, weights, (repeats, None, False, None))
         counters = None if early is None else early.native
-        sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters)
+        sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters, self._room(None))
         return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
 
     def dispatch(
@@ -82,14 +82,14 @@ class LowLatency:
         added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights, stats)
-        when = (order.current(), defer)
+        when, room = (order.current(), defer), self._room(lies, defer)
         try:
             asked = (repeats, lies, host_counts, most_rows)
-            handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added)
+            handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added, room)
         except (TypeError, OverflowError):
             # Looked at only now: on the path of every call. Nothing has moved.
             asked = (repeats, lies, _limits.flag("host_counts", host_counts), most_rows)
-            handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added)
+            handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added, room)
         return LowReceived(into, handle, order)
 
     def redispatch(
@@ -113,7 +113,8 @@ class LowLatency:
         batch = (rows, 0, shape.weights(topk_weights, tokens), (False, lies, False, handle.result_rows))
         if defer:
             order.beyond(x, scales, topk_weights)
-        made, into = self.native.low_dispatch((order.current(), defer), batch, handle, None)
+        room = self._room(lies, defer)
+        made, into = self.native.low_dispatch((order.current(), defer), batch, handle, None, room)
         return LowReceived(into, made, order)
 
     def send_combine(
@@ -150,6 +151,11 @@ class LowLatency:
     def choices(self, handle: _native.LowHandle) -> torch.Tensor:
         """int64 ``[tokens, topk]``: those of the batch that a handle is of, as they were sent. Not the caller's tensor, and not to be written to."""
         return self.order.tensor(self.native.low_choices(handle))
+
+    def _room(self, lies: tuple[int, bool] | None, defer: bool = False) -> Room | None:
+        """Memory of the caller's framework for what a captured call brings; None where the native part has some: that of a graph would serve no other call
+        for as long as the graph lives."""
+        return self.order.room(self.native.low_sizes(lies), defer) if self.order.captures() else None
 
     def _batch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None

@@ -21,11 +21,18 @@ def _slow_current_stream(index: int) -> int:
 
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_current_stream)
 """The current stream of a GPU, by the driver's handle: without an object, where this torch can do so."""
+_is_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Contiguous, of undefined elements."""
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+Room = list[tuple[int, int, Any]]
+"""Blocks for what a call brings: address, bytes, and what keeps them."""
 
 
 def _in_place(given: Any) -> tuple[torch.Tensor, None]:
@@ -53,9 +60,18 @@ class HostOrder:
     def beyond(self, *tensors: torch.Tensor | None) -> None:
         """Keeps the memory of ``tensors`` for work that comes after the call."""
 
-    def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
-        """Keeps the memory of ``tensor`` for a call to come that reads it again; None where none does: what was sent was copied."""
+    def hold(self, name: str, tensor: torch.Tensor, beside: bool = False) -> Held | None:
+        """Keeps the memory of ``tensor`` for a call to come that reads it again; None where none does: what was sent was copied. ``beside``: the current
+        stream may not wait for that call."""
         return None
+
+    def captures(self) -> bool:
+        """Whether a call that is made now is captured into a graph."""
+        return False
+
+    def room(self, sizes: list[int], defer: bool) -> Room:
+        """Memory for what a captured call brings."""
+        raise NotImplementedError
 
     def follow(self, other: Order) -> None:
         """Lets later calls come behind those that ``other`` has now."""
@@ -115,9 +131,25 @@ class CudaOrder:
             if tensor is not None:
                 tensor.record_stream(self.stream)
 
-    def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
-        self.beyond(tensor)
+    def hold(self, name: str, tensor: torch.Tensor, beside: bool = False) -> Held | None:
+        # The current stream waits for the call that sends, and for the one that reads again, up to which the tensor is held. In a capture a block that was
+        # recorded is not used again before the capture has ended.
+        if beside or not self.captures():
+            self.beyond(tensor)
         return Held(name, tensor)
+
+    def captures(self) -> bool:
+        return _is_capturing()
+
+    def room(self, sizes: list[int], defer: bool) -> Room:
+        """Torch's memory: its allocator has a pool for a graph, or for several, and uses it again within and among them, in the order of the stream that it was
+        taken on. That is the current one, or where this does not wait for the call the communicator's, which all calls follow."""
+        if defer:
+            # From here on it is captured, too.
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device_index))
+        with torch.cuda.stream(self.stream) if defer else nullcontext():
+            blocks = [torch.empty(size, dtype=torch.uint8, device=self.stream.device) for size in sizes]
+        return [(block.data_ptr(), size, block) for block, size in zip(blocks, sizes, strict=True)]
 
     def follow(self, other: Order) -> None:
         if other.stream is not None:
@@ -168,8 +200,14 @@ class NpuOrder:
     def beyond(self, *tensors: torch.Tensor | None) -> None:
         """Nothing: a call has used its arguments when it ends."""
 
-    def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
+    def hold(self, name: str, tensor: torch.Tensor, beside: bool = False) -> Held | None:
         return Held(name, tensor)
+
+    def captures(self) -> bool:
+        return False
+
+    def room(self, sizes: list[int], defer: bool) -> Room:
+        raise NotImplementedError
 
     def follow(self, other: Order) -> None:
         """Nothing: its calls have ended."""
