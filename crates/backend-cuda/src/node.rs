@@ -11,6 +11,8 @@ mod readers;
 mod said;
 
 use std::sync::Arc;
+#[cfg(feature = "workshop")]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -114,6 +116,15 @@ impl Node {
             Some(Window::There(memory)) => memory.address(),
             Some(Window::Growing(memory)) => memory.address(),
             None => 0,
+        }
+    }
+
+    /// Bytes of the window of `rank` that have memory as this process sees it, where that comes and goes.
+    #[cfg(feature = "workshop")]
+    pub(crate) fn mapped(&self, rank: Rank) -> Option<&Arc<AtomicU64>> {
+        match &self.windows[rank.index()] {
+            Some(Window::Growing(memory)) => Some(memory.mapped()),
+            _ => None,
         }
     }
 

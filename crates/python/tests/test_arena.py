@@ -135,6 +135,7 @@ def check_asynchronous(rank: int, world: int) -> None:
     for x, s in kept:
         assert x.is_contiguous() and s.is_contiguous()
         assert torch.equal(x[:, 3].float(), expected + 1.0) and torch.equal(s[:, 1], expected + 10.0)
+    buffer.trim()
     assert buffer.stats()["rows_through_rings"] == 0
     buffer.destroy()
 

@@ -9,9 +9,11 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import deep_ep
 import oracle
 import pytest
 import torch
@@ -103,6 +105,61 @@ for _ in range(20):
     low_back = buffer.low_latency_combine(low[0], idx, torch.ones(4, 2).cuda(), low[2])
 print("done")
 """
+
+
+def check_trimmed(rank: int, world: int) -> None:
+    """Memory of results that were kept is free again: when a call of any kind has come, or without one by trim, once what reads them has ended."""
+    where, kept_bytes = device(rank), 1 << 30
+    layer = oracle.Layer(world, 2 * world, 2, 7168)
+    tokens = 4096
+    x = torch.ones(tokens, layer.hidden, device=where, dtype=torch.bfloat16)
+    idx = torch.randint(0, layer.experts, (tokens, 2), device=where)
+    weights = torch.ones(tokens, 2, device=where)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, 0, explicitly_destroy=True)
+    layout = buffer.get_dispatch_layout(idx, layer.experts)
+
+    def dispatch() -> tuple[Any, ...]:
+        return buffer.dispatch(x, None, layout[0], None, layout[3], layout[2], idx, weights)
+
+    dispatch()
+    torch.cuda.synchronize()
+    for how in ("trim", "combine", "late reader"):
+        kept = []
+        before = buffer.stats()["arena_bytes"]
+        while buffer.stats()["arena_bytes"] < before + kept_bytes and len(kept) < 100:
+            kept.append(dispatch())
+            time.sleep(0.02)
+        dist.barrier()
+        small, handle = torch.ones(kept[-1][0].shape, device=where, dtype=torch.bfloat16), kept[-1][4]
+        if how == "late reader":
+            torch.cuda._sleep(10**10)
+            read = [got[0].clone() for got in kept]
+            expected = [got[0].shape for got in kept]
+        del kept
+        free = torch.cuda.mem_get_info()[0]
+        if how == "combine":
+            buffer.combine(small, handle)
+        else:
+            buffer.trim()
+        if how == "late reader":
+            time.sleep(3)
+            assert torch.cuda.mem_get_info()[0] < free + (1 << 28), "gone while a kernel is to read it"
+            torch.cuda.synchronize()
+            assert all((one == 1).all() for one in read) and [one.shape for one in read] == expected
+            del read
+            torch.cuda.empty_cache()
+        until = time.monotonic() + 20
+        while torch.cuda.mem_get_info()[0] < free + kept_bytes // 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        gained = torch.cuda.mem_get_info()[0] - free
+        assert gained > kept_bytes // 2, f"{how}: {gained >> 20} MiB"
+        dist.barrier()
+    buffer.destroy()
+
+
+@needs_two
+def test_memory_of_kept_results_is_free_again(two: Any) -> None:
+    two.run(check_trimmed, limit=LIMIT)
 
 
 def check_captured(rank: int, world: int) -> None:

@@ -243,22 +243,31 @@ impl Stretch {
         Ok(())
     }
 
+    /// Takes away the memory of all pieces. Those that stay are named in the log.
+    ///
+    /// # Safety
+    /// As of [`Self::bare`].
+    pub(crate) unsafe fn bare_all(&self) -> bool {
+        let all: Vec<u64> = self.pieces().keys().copied().collect();
+        // All of them, also where one stays.
+        // SAFETY: as the caller promises.
+        let stay: Vec<CudaError> = all.into_iter().filter_map(|at| unsafe { self.bare(at) }.err()).collect();
+        stay.iter().for_each(|error| tracing::warn!(%error, "memory of a window stays mapped"));
+        stay.is_empty()
+    }
+
     /// Gives all of it back, addresses as well.
     ///
     /// # Safety
     /// Nothing uses any of it, nor will, this value least of all.
     pub(crate) unsafe fn free(&self) {
-        let all: Vec<u64> = self.pieces().keys().copied().collect();
-        // All of them, also where one stays.
         // SAFETY: as the caller promises.
-        let stay: Vec<CudaError> = all.into_iter().filter_map(|at| unsafe { self.bare(at) }.err()).collect();
-        let freed = || {
+        if unsafe { self.bare_all() } {
             let _relaxed = Relaxed::enter();
             // SAFETY: reserved by this value, and nothing is mapped any more.
-            check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.address, self.bytes as usize) })
-        };
-        if let Some(error) = stay.into_iter().next().or_else(|| freed().err()) {
-            tracing::warn!(%error, bytes = self.bytes, "memory of a window is not given back");
+            let freed = check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.address, self.bytes as usize) });
+            freed
+                .unwrap_or_else(|error| tracing::warn!(%error, bytes = self.bytes, "addresses of a window stay taken"));
         }
     }
 

@@ -5,6 +5,8 @@ use std::sync::{Arc, atomic::AtomicU64};
 use std::time::{Duration, Instant};
 
 use ep_core::Error;
+#[cfg(feature = "workshop")]
+use ep_core::Rank;
 use ep_core::layout::RowFormat;
 use ep_core::port::Offset;
 
@@ -175,10 +177,10 @@ impl CudaEndpoint {
         self.keeper.as_ref().is_none_or(Keeper::is_refused)
     }
 
-    /// Bytes of its window that have memory, now and when it has ended, where the arena grows.
+    /// Bytes of the window of `rank` that have memory as this process sees it, now and when it has ended, where arenas grow.
     #[cfg(feature = "workshop")]
-    pub fn mapped(&self) -> Option<Arc<AtomicU64>> {
-        self.keeper.as_ref().map(|keeper| Arc::clone(keeper.mapped()))
+    pub fn mapped(&self, rank: Rank) -> Option<Arc<AtomicU64>> {
+        self.device.node.mapped(rank).map(Arc::clone)
     }
 
     /// Bytes that the arena has now; of one that does not grow all of it.

@@ -48,6 +48,7 @@ impl CudaEndpoint {
         self.reconnect(&agreement.mask).await?;
         self.device.restart(agreement.generation, agreement.op)?;
         self.device.connect(&agreement.mask)?;
+        self.keeper.iter().for_each(|keeper| keeper.leave(&agreement.mask));
         self.low.restart(&agreement.mask);
         self.noticed = RankSet::new();
         self.desk.enter(agreement);

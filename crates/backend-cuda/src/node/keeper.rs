@@ -80,6 +80,8 @@ struct Shared {
     has_met: Condvar,
     /// Ranks that were given up: nobody waits for them.
     lost: Mutex<RankSet>,
+    /// Those of them whose windows nothing of this rank touches any more.
+    left: Mutex<RankSet>,
     /// Marks of the arena's ages, and what comes behind all that each is to come behind.
     marks: Mutex<Vec<(u64, Moment)>>,
 }
@@ -88,9 +90,6 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     shared: Arc<Shared>,
-    /// Bytes of the own window that have memory.
-    #[cfg(feature = "workshop")]
-    mapped: Arc<AtomicU64>,
     /// Where pieces begin.
     from: u64,
     thread: Option<JoinHandle<()>>,
@@ -121,20 +120,13 @@ impl Keeper {
             met: Mutex::new(Ok(0)),
             has_met: Condvar::new(),
             lost: Mutex::default(),
+            left: Mutex::default(),
             marks: Mutex::default(),
         });
-        #[cfg(feature = "workshop")]
-        let mapped = Arc::clone(kept.own.mapped());
         let work = Work::new(Arc::clone(&shared), kept, (arena.clone(), Arc::clone(ages)), Arc::clone(rank));
         let thread = thread::Builder::new().name("moexpress arena".to_owned()).spawn(|| work.go_on());
         let thread = thread.map_err(|error| CudaError::NoGrowth { problem: format!("a thread: {error}") })?;
-        let this = Self {
-            shared,
-            #[cfg(feature = "workshop")]
-            mapped,
-            from,
-            thread: Some(thread),
-        };
+        let this = Self { shared, from, thread: Some(thread) };
         this.met(awaited, &member, within)?;
         Ok(this)
     }
@@ -200,12 +192,6 @@ impl Keeper {
         self.shared.is_refused.load(Ordering::Acquire)
     }
 
-    /// Bytes of the own window that have memory, now and later.
-    #[cfg(feature = "workshop")]
-    pub(crate) const fn mapped(&self) -> &Arc<AtomicU64> {
-        &self.mapped
-    }
-
     /// The first byte of the window that had no memory at first.
     pub(crate) const fn from(&self) -> u64 {
         self.from
@@ -230,6 +216,12 @@ impl Keeper {
     /// That mark is reached when the moment has come, unless something has failed by then.
     pub(crate) fn note(&self, mark: u64, moment: Moment) {
         locked(&self.shared.marks).push((mark, moment));
+    }
+
+    /// Nothing of this rank touches the windows of these any more, which it was [without](Self::without) before: their memory is not kept by a mapping of it.
+    pub(crate) fn leave(&self, lost: &RankSet) {
+        locked(&self.shared.left).extend(lost);
+        self.wake();
     }
 
     fn wake(&self) {

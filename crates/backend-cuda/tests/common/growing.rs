@@ -98,7 +98,7 @@ async fn rank(
 ) -> Result<(Vec<Observed>, Mapped), Error> {
     let (me, before) = (ep.rank().index(), ep.arena_bytes());
     let mut seen = Vec::new();
-    let mapped = ep.mapped().ok_or_else(|| wrong("does not grow".to_owned()))?;
+    let mapped = ep.mapped(ep.rank()).ok_or_else(|| wrong("does not grow".to_owned()))?;
     for time in 0..2 {
         let placed = ep.stats().ways.placed;
         seen.extend(keep(&mut ep, &batches[me]).await?);
@@ -145,11 +145,12 @@ fn shared() -> Result<(), String> {
     compare(&world, &batches, &all_of(seen)?)
 }
 
-/// Ranks that join as processes do, here threads, have mappings of their own.
-fn own() -> Result<(), String> {
-    let text = |error: Error| error.to_string();
-    let (shape, builder, world, batches) = setup(LONG).map_err(text)?;
-    let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
+/// Lets ranks join as processes do, here threads, so that each has mappings of its own, and plays each. A rank that ends is seen as gone.
+fn apart<T: Send>(
+    shape: Shape,
+    builder: &Builder,
+    play: impl Fn(CudaEndpoint) -> Result<T, Error> + Sync,
+) -> Result<Vec<Result<T, Error>>, String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
     let address = listener.local_addr().map_err(|error| error.to_string())?.to_string();
     let join = |me: Rank, listener: Option<TcpListener>| {
@@ -159,17 +160,57 @@ fn own() -> Result<(), String> {
             None => Member::join(meeting),
         };
         let member = Arc::new(member.expect("all have joined"));
-        let ep = builder.clone().join(shape, &member)?;
-        let seen = futures_executor::block_on(rank(ep, &world, &batches, &small));
+        let seen = builder.clone().join(shape, &member).and_then(&play);
         drop(member);
         seen
     };
-    let seen = thread::scope(|scope| {
+    Ok(thread::scope(|scope| {
+        let join = &join;
         let others: Vec<_> = (1..RANKS).map(|me| scope.spawn(move || join(Rank(me), None))).collect();
         let first = join(Rank(0), Some(listener));
         [first].into_iter().chain(others.into_iter().map(|other| other.join().expect("no panic"))).collect()
-    });
-    compare(&world, &batches, &all_of(seen)?)
+    }))
+}
+
+/// Ranks that have mappings of their own.
+fn own() -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (shape, builder, world, batches) = setup(LONG).map_err(text)?;
+    let small = Workload::new(shape, vec![1; RANKS as usize]).seed(6).batches().map_err(text)?;
+    let play = |ep| futures_executor::block_on(rank(ep, &world, &batches, &small));
+    compare(&world, &batches, &all_of(apart(shape, &builder, play)?)?)
+}
+
+/// Nobody keeps the memory of a rank that was given up: whoever takes its place has it.
+fn left() -> Result<(), String> {
+    let (shape, builder, world, batches) = setup(Duration::from_secs(4)).map_err(|error| error.to_string())?;
+    let play = |mut ep: CudaEndpoint| {
+        futures_executor::block_on(async {
+            let me = ep.rank().index();
+            keep(&mut ep, &batches[me]).await?;
+            let other = ep.mapped(Rank(1)).ok_or_else(|| wrong("does not grow".to_owned()))?;
+            let before = other.load(Ordering::Relaxed);
+            if me == 1 {
+                return Ok(());
+            }
+            let (x, routing) = upload(&mut ep, &batches[me])?;
+            if before == 0 || ep.dispatch(&x, &routing).await.is_ok() {
+                return Err(wrong(format!("{before} bytes of rank 1 at first, which does not end")));
+            }
+            let mask: RankSet = [Rank(1)].into_iter().collect();
+            ep.recover(&mask).await?;
+            let began = Instant::now();
+            while other.load(Ordering::Relaxed) > 0 && began.elapsed() < LONG / 4 {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let left = other.load(Ordering::Relaxed);
+            // What is left works on.
+            let alone = World::new(shape, *world.topology(), mask)?;
+            round(&mut ep, &alone, &batches[me], &Round::PULLING).await?;
+            if left > 0 { Err(wrong(format!("{left} of {before} bytes of rank 1 are mapped"))) } else { Ok(()) }
+        })
+    };
+    all_of(apart(shape, &builder, play)?).map(|_| ())
 }
 
 /// Memory goes without a further call, once that was asked for: not while the endpoint's stream holds something by then, which for rank 1 is a call that rank 0 does not
@@ -283,7 +324,7 @@ fn read_on() -> Result<(), String> {
         unsafe { ep.lasts(raw) };
         // SAFETY: as above.
         unsafe { ep.follow(raw) }?;
-        let mapped = ep.mapped().ok_or_else(|| wrong("does not grow".to_owned()))?;
+        let mapped = ep.mapped(ep.rank()).ok_or_else(|| wrong("does not grow".to_owned()))?;
         until(&|| locked(&held).is_some());
         if let Some(call) = &*locked(&held) {
             // SAFETY: as above.
@@ -328,7 +369,7 @@ fn outliving() -> Result<(), String> {
         // The second one is placed, in what the first one has asked for.
         drop(ep.dispatch(&x, &routing).await?);
         thread::sleep(Duration::from_millis(500));
-        Ok((ep.dispatch(&x, &routing).await?, ep.mapped()))
+        Ok((ep.dispatch(&x, &routing).await?, ep.mapped(ep.rank())))
     });
     let kept = all_of(kept.map_err(text)?)?;
     let mapped: Vec<Mapped> = kept.iter().filter_map(|(_, mapped)| mapped.clone()).collect();
@@ -348,9 +389,10 @@ type Named = (&'static str, fn() -> Result<(), String>);
 
 /// All of it. `absent`: why nothing runs here.
 pub fn trials(absent: Option<&'static str>) -> Vec<Trial> {
-    let all: [Named; 6] = [
+    let all: [Named; 7] = [
         ("growing::results_that_are_kept_are_placed_and_their_memory_comes_back", shared),
         ("growing::so_do_ranks_that_have_mappings_of_their_own", own),
+        ("growing::memory_of_a_rank_that_was_given_up_is_let_go_of", left),
         ("growing::memory_goes_without_a_call_once_that_is_asked_for", trimmed),
         ("growing::what_a_failed_operation_told_of_stays", failed),
         ("growing::memory_goes_behind_what_reads_it_when_its_rank_has_ended", read_on),

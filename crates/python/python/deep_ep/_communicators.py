@@ -290,6 +290,10 @@ class Communicators:
         }
         return sums | {"arena_bytes": sum(arena.bytes() for arena in self._normal.values())}
 
+    def trim(self) -> None:
+        for communicator in [*self._all(), *self._apart]:
+            communicator.trim()
+
     def _count(self, number: int, communicator: Communicator) -> None:
         stats = communicator.stats()
         by_low_latency = sum(stats["rows_received"]) if communicator.low_latency else 0

@@ -43,7 +43,8 @@ class Buffer(NotServed):
         allow_nvlink_for_low_latency_mode: whether low latency reaches ranks of the own node through their memory. Without, it sends all
             rows by what carries them between nodes, on one node, too.
         num_qps_per_rank, allow_mnnvl, use_fabric: accepted, without effect. ``meta_addr``, sgl-kernel-npu's for its zbccl: only 0.
-        explicitly_destroy: whether :meth:`destroy` will be called. Without, everything is freed when the buffer is, or at exit.
+        explicitly_destroy: whether :meth:`destroy` will be called. Without, everything is freed when the buffer is and what still
+            reads its results has ended, or at exit.
         enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods. On GPUs its calls wait for their
             kernels then.
         comm: an MPI communicator instead of a group.
@@ -157,6 +158,12 @@ class Buffer(NotServed):
         rings; and
         ``arena_bytes``, those of the arenas. Not of DeepEP."""
         return self._communicators.stats()
+
+    def trim(self) -> None:
+        """Lets go, some three seconds later, of memory that no result has by now and the next batches do not need, where arenas come and go: on GPUs of one
+        node. Without it, that goes when a later call has come. Whatever still reads results that are gone is on the current stream, or on
+        one that this waits for, as at any call. Not of DeepEP."""
+        self._communicators.trim()
 
     def get_comm_stream(self) -> torch.Stream:
         """The stream that the first communicator's calls enqueue to, the same each time. CUDA only, after the first call."""

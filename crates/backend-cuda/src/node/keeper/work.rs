@@ -79,6 +79,7 @@ impl Work {
             if self.shared.stops.load(Ordering::Acquire) {
                 return;
             }
+            self.leave();
             self.finish();
             self.grow();
             if Instant::now() >= look_at {
@@ -109,7 +110,20 @@ impl Work {
         }
     }
 
+    /// Lets go of what ranks had that were given up: else their GPUs' memory would be taken for as long as this rank lives, whoever has ended.
+    fn leave(&mut self) {
+        let left = std::mem::take(&mut *locked(&self.shared.left));
+        for (_, theirs, _) in self.kept.theirs.iter().filter(|(rank, ..)| left.contains(*rank)) {
+            // SAFETY: the rank has said so.
+            unsafe { theirs.bare_all() };
+        }
+    }
+
     fn answer(&mut self, from: Rank, said: Said, descriptor: Option<OwnedFd>) {
+        // Who was given up may be alive, and has nothing here any more.
+        if locked(&self.shared.lost).contains(from) {
+            return;
+        }
         match said {
             Said::Back { at, bytes, number } => {
                 let mapped = self.map(from, at, bytes, descriptor);

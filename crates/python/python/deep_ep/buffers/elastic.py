@@ -139,6 +139,10 @@ class ElasticBuffer(NotOffered):
         """Rows by the way they took, as :meth:`Buffer.stats` has them. Not of DeepEP."""
         return self._communicators.stats()
 
+    def trim(self) -> None:
+        """As :meth:`Buffer.trim`. Not of DeepEP."""
+        self._communicators.trim()
+
     # Hints.
 
     @staticmethod
