@@ -377,8 +377,11 @@ impl Endpoint {
 
     /// `stream` lives as long as the process: memory that outlives this endpoint may go when what it holds then has ended.
     fn lasts(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
-        // SAFETY: this package's Python names streams that torch never destroys.
-        self.call(py, "lasts", |rank, _| Ok(unsafe { rank.lasts(stream) }))
+        self.call(py, "lasts", |rank, _| {
+            // SAFETY: this package's Python names streams that torch never destroys.
+            unsafe { rank.lasts(stream) };
+            Ok(())
+        })
     }
 
     /// Ends the call under way, which raises `Closed`, and frees windows and lanes; within that call, once it has ended. Tensors that lie
