@@ -151,9 +151,13 @@ impl Node {
 
     /// Waits for the other ranks, whose kernels may still pull from here; who failed is not waited for for longer than an operation may take. This
     /// rank's kernels have ended. What lies in its window may be read on. `keeps_graphs`: graphs of this rank live, and may run later: then nobody's
-    /// window goes to others. Ranks part once, where their endpoints are dropped: as a collective it has its place among the other ones of the meeting.
+    /// window goes to others. Ranks part once, where their endpoints are dropped: as a collective it has its place among the other ones of the meeting. Where
+    /// memory comes and goes nobody waits: it lives on where others have it mapped.
     pub(crate) fn part(&self, keeps_graphs: bool) {
         let Some((member, within)) = &self.met else { return };
+        if self.windows.iter().flatten().any(|window| matches!(window, Window::Growing(_))) {
+            return;
+        }
         if self.has_come.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -200,7 +204,6 @@ impl Drop for Node {
             match window {
                 Window::Here(mut memory) if is_left || may_run => memory.lose(),
                 Window::Here(_) | Window::There(_) => {}
-                // Memory lives on where others have it mapped, so these need not have parted.
                 Window::Growing(memory) => {
                     let readers = (*self.may_be_read.get_mut()).then_some(&self.readers);
                     growing::end(memory, may_run, readers);

@@ -25,6 +25,9 @@ const KEPT: usize = 14;
 /// Longer than all of it takes, on a busy machine, too.
 const LONG: Duration = Duration::from_secs(100);
 
+/// Longer than what waits for nobody.
+const WHILE: Duration = Duration::from_secs(9);
+
 /// Bytes of a rank's window that have memory, whether the rank lives or not.
 type Mapped = Arc<AtomicU64>;
 
@@ -183,7 +186,7 @@ fn own() -> Result<(), String> {
 
 /// Nobody keeps the memory of a rank that was given up: whoever takes its place has it.
 fn left() -> Result<(), String> {
-    let (shape, builder, world, batches) = setup(Duration::from_secs(4)).map_err(|error| error.to_string())?;
+    let (shape, builder, world, batches) = setup(Duration::from_secs(12)).map_err(|error| error.to_string())?;
     let play = |mut ep: CudaEndpoint| {
         futures_executor::block_on(async {
             let me = ep.rank().index();
@@ -191,8 +194,13 @@ fn left() -> Result<(), String> {
             let other = ep.mapped(Rank(1)).ok_or_else(|| wrong("does not grow".to_owned()))?;
             let before = other.load(Ordering::Relaxed);
             if me == 1 {
-                return Ok(());
+                let began = Instant::now();
+                drop(ep);
+                let took = began.elapsed();
+                return if took < 2 * WHILE / 3 { Ok(()) } else { Err(wrong(format!("an end takes {took:?}"))) };
             }
+            // Who ends waits for nobody.
+            thread::sleep(WHILE);
             let (x, routing) = upload(&mut ep, &batches[me])?;
             if before == 0 || ep.dispatch(&x, &routing).await.is_ok() {
                 return Err(wrong(format!("{before} bytes of rank 1 at first, which does not end")));
