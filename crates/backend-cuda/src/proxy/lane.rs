@@ -59,8 +59,8 @@ impl Lane {
     /// # Errors
     /// As [`Reached::write_state`].
     pub(super) fn reset<M: Reached>(&mut self, memory: &M) -> Result<(), Error> {
-        let Self { held, posted, unsettled, settled, credited, fault, .. } = self;
-        (*held, *posted, *settled, *credited, *fault) = (None, 0, 0, 0, None);
+        let Self { held, posted, unsettled, settled, credited, fault, has_moved, .. } = self;
+        (*held, *posted, *settled, *credited, *fault, *has_moved) = (None, 0, 0, 0, None, false);
         unsettled.clear();
         self.fifo.reset(memory)
     }

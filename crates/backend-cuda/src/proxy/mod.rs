@@ -34,7 +34,7 @@
 //!
 //! One for each rank. It looks at all FIFOs in turn, and waits busily while commands come; after a thousand turns in which
 //! nothing moved it yields at each. Where nothing has been under way to a peer for a thirty-second of the deadline, it lets the transport probe: so a rank that only
-//! waits finds a lost link, too. It stays on cores beside the GPU where the system says which those are. Calls of the control plane take the lanes from it for as long as they last.
+//! waits finds a lost link, too. It does so once something was posted to the peer, which has connected then. It stays on cores beside the GPU where the system says which those are. Calls of the control plane take the lanes from it for as long as they last.
 
 pub mod command;
 mod cores;

@@ -40,11 +40,14 @@ pub(super) struct Work<L> {
 
 /// For how long nothing has been under way to each peer. A rank that only waits sends nothing that could stay without an answer, so it would not find out that a
 /// peer is out of reach: where the silence lasts, the transport probes.
+///
+/// No peer is probed before the device has posted something to it. Until then the peer may not have connected yet, and a healthy one would not answer. An
+/// operation opens by posting to each peer that it waits for.
 #[derive(Debug)]
 pub(super) struct Silence {
-    longest: Duration,
-    /// The peers, ascending, and since when nothing has been under way to each.
-    since: Vec<(Rank, Instant)>,
+    pub(super) longest: Duration,
+    /// The peers, ascending, and since when nothing has been under way to each; none: nothing has been posted there.
+    since: Vec<(Rank, Option<Instant>)>,
 }
 
 impl Silence {
@@ -53,14 +56,12 @@ impl Silence {
         let mut peers: Vec<Rank> = lanes.iter().map(|lane| lane.id.peer).collect();
         peers.sort_unstable();
         peers.dedup();
-        let now = Instant::now();
-        Self { longest, since: peers.into_iter().map(|peer| (peer, now)).collect() }
+        Self { longest, since: peers.into_iter().map(|peer| (peer, None)).collect() }
     }
 
-    /// It begins anew, with all peers.
+    /// Nothing has been posted to any peer.
     pub(super) fn restart(&mut self) {
-        let now = Instant::now();
-        self.since.iter_mut().for_each(|(_, since)| *since = now);
+        self.since.iter_mut().for_each(|(_, since)| *since = None);
     }
 
     /// The peers to which nothing has been under way for too long, and of whose lanes none is known to be broken. For them it begins anew. Each lane is
@@ -70,14 +71,14 @@ impl Silence {
             if (lane.was_busy() || lane.fault.is_some())
                 && let Ok(at) = self.since.binary_search_by_key(&lane.id.peer, |(peer, _)| *peer)
             {
-                self.since[at].1 = now;
+                self.since[at].1 = Some(now);
             }
         }
         let longest = self.longest;
         self.since.iter_mut().filter_map(move |(peer, since)| {
-            let lasts = now.duration_since(*since) >= longest;
+            let lasts = since.is_some_and(|since| now.duration_since(since) >= longest);
             if lasts {
-                *since = now;
+                *since = Some(now);
             }
             lasts.then_some(*peer)
         })

@@ -109,6 +109,33 @@ fn a_lost_lane_on_which_nothing_is_posted_is_found_by_a_probe() {
     assert!(matches!(why, Some(Fault::LaneBroken { cause: LaneCause::NoAnswer, .. })), "{why:?}");
 }
 
+/// A rank that has connected waits for one that has not, for longer than a silence may last: no probe breaks the lanes of the healthy peer. That one has posted before,
+/// on connections of an earlier agreement. Once something was posted on the new ones, a silence is probed as ever.
+#[test]
+fn no_probe_goes_to_a_peer_that_has_not_connected_yet() {
+    let Some(device) = Device::usual() else { return };
+    let network = network().answer_timeout(Duration::from_millis(5)).unwrap();
+    let mut pair = Pair::new(network.clone(), 2);
+    for end in &pair.ends {
+        end.lanes.shared.between_turns().silence.longest = Duration::from_millis(2);
+    }
+    assert_eq!(traffic(Traffic { messages: 3, ..TRAFFIC }, &pair, device), "");
+    let offers: Vec<_> = pair.ends.iter_mut().map(|end| Some(end.lanes.offer().unwrap())).collect();
+    pair.ends[0].lanes.connect(&offers).unwrap();
+    thread::sleep(SHORT);
+    assert_eq!(pair.ends[0].lanes.broken(B), None);
+    pair.ends[1].lanes.connect(&offers).unwrap();
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
+    let ticket = lane.put([at, at, 8], LONG).unwrap();
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
+    network.lose(A, B);
+    let began = Instant::now();
+    while lane.poll() == FarStatus::Ok && began.elapsed() < LONG {
+        thread::yield_now();
+    }
+    assert_eq!(lane.poll(), FarStatus::Broken);
+}
+
 /// F8: what reaches out of the window touches nothing and is named; so is what is no cell.
 #[test]
 fn commands_that_reach_out_of_the_window_break_their_lane() {
