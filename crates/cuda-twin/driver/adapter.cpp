@@ -2,7 +2,7 @@
  * adapter.cpp: what adapters of a network need of a GPU: descriptors of its memory, their registers mapped for it, and memory of the host.
  */
 #include <mutex>
-#include <set>
+#include <map>
 
 #include "driver.h"
 
@@ -13,9 +13,9 @@ constexpr unsigned kPortable = 1, kDeviceMap = 2, kIoMemory = 4;
 constexpr int kDmabuf = 1;
 constexpr std::size_t kPage = 4096;
 
-/* Memory that is mapped, by where it begins. */
+/* Memory that is mapped, by where it begins, and whether it is registers. */
 std::mutex mutex;
-std::set<const void*> registers;
+std::map<const void*, bool> registered;
 
 } /* namespace */
 } /* namespace twin */
@@ -28,11 +28,20 @@ TWIN int cuMemHostRegister_v2(void* at, std::size_t bytes, unsigned flags) {
     const bool host = flags == (kPortable | kDeviceMap) && (std::uint64_t)at % kPage == 0 && bytes != 0 && bytes % kPage == 0;
     if (!page && !host) return refuse("such memory of others");
     std::lock_guard<std::mutex> lock(mutex);
-    return registers.insert(at).second ? kSuccess : kAlreadyRegistered;
+    return registered.emplace(at, page).second ? kSuccess : kAlreadyRegistered;
 }
+/* Memory of the host waits for all kernels that run, and holds up launches meanwhile: what a driver may do where nobody has tried it. */
 TWIN int cuMemHostUnregister(void* at) {
-    std::lock_guard<std::mutex> lock(mutex);
-    return registers.erase(at) == 1 ? kSuccess : kNotRegistered;
+    bool page;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto found = registered.find(at);
+        if (found == registered.end()) return kNotRegistered;
+        page = found->second;
+        registered.erase(found);
+    }
+    if (!page) wait_for_launches();
+    return kSuccess;
 }
 
 /* The file that a block is: so other processes that have mapped it see what comes by the descriptor, too. */

@@ -41,6 +41,9 @@ constexpr std::size_t kMemory = 16ull << 30;
 /* A descriptor of the block that begins there, of its first bytes at least; -1 where none does. The caller's to close. */
 int descriptor(std::uint64_t at, std::size_t bytes);
 
+/* Returns when all kernels that run have ended. No other is launched meanwhile. */
+void wait_for_launches();
+
 /* Bytes of memory made piece by piece that live. */
 std::size_t living_pages();
 

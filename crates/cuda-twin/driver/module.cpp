@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -62,6 +64,27 @@ std::string plain(const char* name) {
 /* Blocks that run at a time, of launches of this thread which do not ask that all do; 0: all. */
 thread_local unsigned at_a_time = 0;
 
+/* Launches of this thread that are refused. */
+thread_local unsigned refused = 0;
+
+/* Kernels that run, and calls that wait for them. */
+std::mutex mutex;
+std::condition_variable change;
+unsigned running = 0, waiting = 0;
+
+/* A kernel runs for as long as it lives. */
+struct Run {
+    Run() {
+        std::lock_guard<std::mutex> lock(mutex);
+        running += 1;
+    }
+    ~Run() {
+        std::lock_guard<std::mutex> lock(mutex);
+        running -= 1;
+        change.notify_all();
+    }
+};
+
 /* What a launch is drawn from: the number that EP_CUDA_TWIN_SEED says, and that of the launch. */
 std::uint64_t next_seed() {
     static const std::uint64_t first = [] {
@@ -73,6 +96,15 @@ std::uint64_t next_seed() {
 }
 
 } /* namespace */
+
+void wait_for_launches() {
+    std::unique_lock<std::mutex> lock(mutex);
+    waiting += 1;
+    change.wait(lock, [] { return running == 0; });
+    waiting -= 1;
+    change.notify_all();
+}
+
 } /* namespace twin */
 
 using namespace twin;
@@ -100,18 +132,28 @@ TWIN int cuFuncSetAttribute(const Entry*, int, int) { return kSuccess; }
 
 /* Of the twin alone. */
 TWIN void twin_run_at_a_time(unsigned blocks) { at_a_time = blocks; }
+TWIN void twin_refuse_launches(unsigned launches) { refused = launches; }
 
 TWIN int cuLaunchKernelEx(const Launch* launch, const Entry* entry, void** parameters, void**) {
     const unsigned threads = launch->block[0], blocks = launch->grid[0];
     if (threads == 0 || threads % 32 != 0 || threads > 1024 || blocks == 0) return kInvalidValue;
     if (launch->shared_memory > (unsigned)kSharedMemory) return kInvalidValue;
     if (launch->attribute_count > 0 && blocks > (unsigned)kMultiprocessors) return kLaunchTooLarge;
+    if (refused > 0) {
+        refused -= 1;
+        return kOutOfMemory;
+    }
+    {
+        std::unique_lock<std::mutex> lock(mutex);
+        change.wait(lock, [] { return waiting == 0; });
+    }
     std::vector<std::vector<unsigned char>> copies;
     for (unsigned i = 0; i < entry->count; ++i)
         copies.emplace_back((unsigned char*)parameters[i], (unsigned char*)parameters[i] + entry->bytes[i]);
     const Shape shape = {blocks, threads / 32, launch->shared_memory, launch->attribute_count > 0 ? 0 : at_a_time};
     /* Each run is drawn anew, of a graph's, too. */
     stream_of(launch->stream).enqueue([=] {
+        const Run run;
         std::vector<void*> places;
         for (const auto& copy : copies) places.push_back((void*)copy.data());
         entry->run(shape, next_seed(), places.data());

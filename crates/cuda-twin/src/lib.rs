@@ -156,13 +156,25 @@ impl Twin {
 /// # Errors
 /// Where this process has no twin.
 pub fn run_at_a_time(blocks: u32) -> io::Result<()> {
+    set(b"twin_run_at_a_time", blocks)
+}
+
+/// The next launches of this thread, so many, are refused, as a driver refuses them that has not what they need.
+///
+/// # Errors
+/// Where this process has no twin.
+pub fn refuse_launches(launches: u32) -> io::Result<()> {
+    set(b"twin_refuse_launches", launches)
+}
+
+/// Sets a number that the twin keeps for each thread, by the function of this name.
+fn set(name: &[u8], number: u32) -> io::Result<()> {
     // SAFETY: nothing is loaded that was not before, so nothing is run.
     let driver = unsafe { Library::open(Some(LIBRARIES[0].0), RTLD_NOW | RTLD_NOLOAD) }.map_err(io::Error::other)?;
-    // SAFETY: of the twin's driver it is this function; another driver has none of that name.
-    let run_at_a_time =
-        unsafe { driver.get::<unsafe extern "C" fn(u32)>(b"twin_run_at_a_time") }.map_err(io::Error::other)?;
+    // SAFETY: of the twin's driver all functions that are named here are of this kind; another driver has none of these names.
+    let set = unsafe { driver.get::<unsafe extern "C" fn(u32)>(name) }.map_err(io::Error::other)?;
     // SAFETY: it keeps a number of this thread.
-    unsafe { run_at_a_time(blocks) };
+    unsafe { set(number) };
     Ok(())
 }
 
