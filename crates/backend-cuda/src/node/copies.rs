@@ -53,6 +53,8 @@ struct Asked {
     raises: Vec<(u64, u64)>,
     /// The last mark.
     mark: u64,
+    /// Something that was asked for was not enqueued.
+    is_broken: bool,
 }
 
 /// Where a window of so many bytes lies.
@@ -106,6 +108,15 @@ impl Way {
     fn mark(&self) -> Result<u64, Error> {
         // Held until all is enqueued: marks are reached in their order, and so are cells raised.
         let mut asked = self.asked();
+        if asked.is_broken {
+            asked.moves.clear();
+            asked.raises.clear();
+            return Err(Error::broken(
+                "a way of copies",
+                "it has lost some that were asked for",
+                "start the ranks anew",
+            ));
+        }
         asked.mark += 1;
         let mark = asked.mark;
         let mark_at = self.reached.address();
@@ -120,6 +131,8 @@ impl Way {
         };
         asked.moves.clear();
         asked.raises.clear();
+        // Others share the way: what they had asked for before is lost with what this mark was for, and their cells must not be raised by a later mark.
+        asked.is_broken = stored.is_err();
         Ok(stored.map(|()| mark)?)
     }
 }
