@@ -121,7 +121,7 @@ impl Builder {
     }
 
     /// Multiprocessors of its GPU on which a kernel moves what a network made of software carries to a rank, or among processes from it, in place of the
-    /// driver's copy engines: many copies by one launch. The rank's own kernels leave them. Automatic: 0, the copy engines.
+    /// driver's copy engines: many copies by one launch. The rank's own kernels leave them. Staged rows the driver copies all the same. Automatic: 0, the copy engines.
     pub const fn far_movers(mut self, count: u32) -> Self {
         self.far_movers = count;
         self
@@ -190,7 +190,7 @@ impl Builder {
         // Bad input is told of before the GPUs are looked at.
         self.layout(&shape, self.multiprocessors)?;
         let (devices, sharing) = self.devices()?;
-        let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
+        let network = self.network();
         queues::check(sharing, network.is_some_and(Network::copies))?;
         let options = self.options(&devices, sharing)?;
         let layout = self.layout(&shape, Some(options.blocks))?;
@@ -289,10 +289,11 @@ impl Builder {
     fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
         let present = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1);
         let share = present.saturating_sub(self.left) / sharing;
-        let most = share.saturating_sub(self.far_movers);
-        if most == 0 && self.far_movers > 0 {
+        let movers = if self.network().is_some_and(Network::has_moves) { self.far_movers } else { 0 };
+        let most = share.saturating_sub(movers);
+        if most == 0 && movers > 0 {
             let limit = format_args!("0 to {}, with {sharing} ranks on a GPU", share.saturating_sub(1));
-            return Err(Error::invalid("multiprocessors that move rows between nodes", self.far_movers, limit));
+            return Err(Error::invalid("multiprocessors that move rows between nodes", movers, limit));
         }
         let blocks = self.multiprocessors.unwrap_or(MULTIPROCESSORS.min(most));
         // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
@@ -312,7 +313,7 @@ impl Builder {
         let [low_blocks, low_beside_copies] =
             [low_blocks, low_beside_copies].map(|blocks| blocks * self.low_latency_waves);
         let (priority, launches, is_alone) = (self.priority, self.launches, sharing == 1);
-        let moving = Moving { ways: queues::ways(sharing), movers: self.far_movers };
+        let moving = Moving { ways: queues::ways(sharing), movers };
         Ok(Options { blocks, most, low_blocks, low_beside_copies, priority, moving, launches, specialises, is_alone })
     }
 }

@@ -27,6 +27,10 @@ pub(crate) trait Network: fmt::Debug + Send + Sync {
     /// Whether it may ask for copies of windows.
     fn copies(&self) -> bool;
 
+    /// Whether [movers](crate::Builder::far_movers) may have something to move. What is staged the driver copies; whether rows are, though nobody asked for it, is
+    /// known when the lanes are open.
+    fn has_moves(&self) -> bool;
+
     /// The lanes of a rank whose work is on `stream`.
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error>;
 }
@@ -53,6 +57,10 @@ where
 
     fn copies(&self) -> bool {
         true
+    }
+
+    fn has_moves(&self) -> bool {
+        self.1 != Staging::Always
     }
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
@@ -124,6 +132,10 @@ where
     }
 
     fn copies(&self) -> bool {
+        false
+    }
+
+    fn has_moves(&self) -> bool {
         false
     }
 

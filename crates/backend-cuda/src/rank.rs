@@ -198,7 +198,9 @@ impl RankDevice {
         });
         let far = far.transpose()?;
         let copied = far.as_ref().is_some_and(|far| far.lanes().is_copied());
-        let short_runs = !copied || moving.movers > 0;
+        // Movers make many short puts cheap. Staged rows the driver copies, whatever was asked for.
+        let is_moved = moving.movers > 0 && !far.as_ref().is_some_and(|far| far.lanes().is_staged());
+        let short_runs = !copied || is_moved;
         let low = LowDevice::new(&stream, layout, if copied { low_beside_copies } else { low_blocks })?;
         let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {

@@ -120,7 +120,7 @@ impl Builder {
     }
 
     /// How ranks reach other nodes, where there are any.
-    fn network(&self) -> Option<&dyn Network> {
+    pub(super) fn network(&self) -> Option<&dyn Network> {
         self.network.as_deref().filter(|_| self.topology.nodes() > 1)
     }
 }

@@ -124,6 +124,10 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
     fn is_copied(&self) -> bool {
         self.shared.between_turns().transport.is_copied()
     }
+
+    fn is_staged(&self) -> bool {
+        self.shared.between_turns().transport.is_staged()
+    }
 }
 
 impl<L: Lanes, M: Reached> Drop for ProxyLanes<L, M> {

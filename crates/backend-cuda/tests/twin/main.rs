@@ -18,6 +18,7 @@ mod few_blocks;
 #[path = "../common/growing.rs"]
 mod growing;
 mod in_turns;
+mod movers;
 #[path = "../checks/planted.rs"]
 mod planted;
 #[path = "../common/posted.rs"]
@@ -306,6 +307,7 @@ fn main() -> ExitCode {
         .with(few_blocks::one(OnTwin(few_blocks::ranks(absent, 1))))
         .with(growing::trials(absent))
         .with(in_turns::trials(absent))
+        .with(movers::trials(absent))
         .with(specialised::trials(absent))
         .with(stalled::trials(absent))
         .with(recovering::trials(absent))

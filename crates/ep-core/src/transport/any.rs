@@ -116,4 +116,8 @@ impl Lanes for AnyLanes {
     fn is_copied(&self) -> bool {
         (**self).is_copied()
     }
+
+    fn is_staged(&self) -> bool {
+        (**self).is_staged()
+    }
 }

@@ -261,4 +261,9 @@ pub trait DeviceLanes: Send + fmt::Debug {
     fn is_copied(&self) -> bool {
         false
     }
+
+    /// As [`Lanes::is_staged`](super::Lanes::is_staged).
+    fn is_staged(&self) -> bool {
+        false
+    }
 }

@@ -134,6 +134,11 @@ pub trait Lanes: Send + fmt::Debug {
     fn is_copied(&self) -> bool {
         false
     }
+
+    /// Whether they travel by way of pinned memory of the host at both ends, between which and the windows that driver copies them.
+    fn is_staged(&self) -> bool {
+        false
+    }
 }
 
 /// No transport: for one node.

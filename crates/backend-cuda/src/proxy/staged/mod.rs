@@ -269,4 +269,8 @@ impl<L: Lanes> Lanes for StagedLanes<L> {
     fn is_copied(&self) -> bool {
         true
     }
+
+    fn is_staged(&self) -> bool {
+        true
+    }
 }
