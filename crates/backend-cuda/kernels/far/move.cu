@@ -5,9 +5,10 @@
  *   launch   a few blocks, of EP_MOVE_THREADS each; of one stream each begins beside the one before it, and ends behind it
  *   memory   windows of GPUs of this host, at addresses that the host has looked up; the mark is in memory of the host
  *   rules    F3: all threads of a block meet, and its first one fences, before the block counts as done; the last block's first thread fences, too,
- *            and then stores the cells in their order, and the mark. F5: sources are read when the mark is there
+ *            and then stores the cells in their order, and the mark. F5: sources are read when the mark is there. F10: the staging memory that is read
+ *            is written again soon, while a launch before may still run: by gets, never by the path that caches what nobody writes
  */
-#include "ep_device.h"
+#include "ep_near.h"
 #include "ep_args.h"
 
 /* Units of 16 bytes that a thread has under way. */
@@ -21,12 +22,12 @@ EP_DEV void ep_move_piece(ep_u64 from, ep_u64 to, ep_u64 bytes) {
 #pragma unroll
     for (ep_u32 i = 0; i < EP_MOVE_UNITS; ++i) {
         const ep_u64 at = first + 16ull * EP_MOVE_THREADS * i;
-        if (at < bytes) held[i] = ep_ld16_once((const void*)(from + at));
+        if (at < bytes) held[i] = ep_get16(ep_here(from + at));
     }
 #pragma unroll
     for (ep_u32 i = 0; i < EP_MOVE_UNITS; ++i) {
         const ep_u64 at = first + 16ull * EP_MOVE_THREADS * i;
-        if (at < bytes) ep_st16((void*)(to + at), held[i]);
+        if (at < bytes) ep_put16(ep_here(to + at), held[i]);
     }
 }
 

@@ -285,4 +285,13 @@ mod tests {
             "/* EpNear */ asm volatile(\"st.relaxed.sys.global.u64 [%0], %1;\" :: ...);\nep_u8* p = EpNear::of(at);\n";
         assert_eq!(ways_around(&[("planted", planted)]).len(), 2);
     }
+
+    /// Rows of windows are read by gets: of what no kernel writes (`ld.global.nc`) a multiprocessor may keep what lay there before. The caller's rows are such.
+    #[test]
+    fn windows_are_not_read_as_what_nobody_writes() {
+        let all = HEADERS.iter().copied().chain(ALL.map(|source| (source.name(), source.text())));
+        let reads = |text: &str| code(text).contains("ep_ld16_once(") || code(text).contains(".nc.");
+        let found: Vec<_> = all.filter(|(_, text)| reads(text)).map(|(name, _)| name).collect();
+        assert_eq!(found, ["ep_device.h", "ep_copy.h"]);
+    }
 }
