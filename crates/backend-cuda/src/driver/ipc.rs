@@ -109,6 +109,8 @@ pub(crate) struct Presence(Arc<Device>);
 impl Presence {
     pub(crate) fn new(device: &Arc<Device>) -> Self {
         device.imports().ranks += 1;
+        #[cfg(target_os = "linux")]
+        super::registered::rank_comes();
         Self(Arc::clone(device))
     }
 }
@@ -118,6 +120,9 @@ impl Drop for Presence {
         let mut imports = self.0.imports();
         imports.ranks -= 1;
         imports.sweep(&self.0);
+        drop(imports);
+        #[cfg(target_os = "linux")]
+        super::registered::rank_leaves();
     }
 }
 

@@ -1,9 +1,13 @@
 //! Memory of the host that a transport maps by a descriptor, and a GPU by its address: pinned, so that copies need no other memory between.
+//!
+//! Pages that were pinned for all GPUs are given back by a call that may wait for kernels of each of them, and keep others from launching meanwhile, as the calls do that
+//! give back other memory: nobody has tried it. A kernel of a rank that is left may be waiting for one that is launched by this process only. So pages stay pinned until no
+//! rank of this process is left.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 use ep_core::Error;
@@ -98,18 +102,76 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if self.address.is_some() {
-            let _relaxed = Relaxed::enter();
-            let ended = self.device.bind().and_then(|()| {
-                // SAFETY: registered by `register`; copies from and to it have ended, by the word of whoever asked for them.
-                check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.base.as_ptr().cast()) })
-            });
-            if let Err(error) = ended {
-                tracing::warn!(%error, "pinned memory stays");
-                return;
-            }
+        let pages = Pages { device: Arc::clone(&self.device), base: self.base, bytes: self.bytes };
+        if self.address.is_none() {
+            return pages.unmap();
         }
+        let mut pinned = pinned();
+        pinned.unused.push(pages);
+        pinned.sweep();
+    }
+}
+
+/// Pages that nobody uses any more.
+#[derive(Debug)]
+struct Pages {
+    device: Arc<Device>,
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: as `Registered`.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    fn unpin(self) {
+        let _relaxed = Relaxed::enter();
+        let ended = self.device.bind().and_then(|()| {
+            // SAFETY: registered by `register`; copies from and to it have ended, by the word of whoever asked for them.
+            check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.base.as_ptr().cast()) })
+        });
+        match ended {
+            Ok(()) => self.unmap(),
+            Err(error) => tracing::warn!(%error, "pinned memory stays"),
+        }
+    }
+
+    fn unmap(self) {
         // SAFETY: mapped with this length; nobody has its addresses any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
+}
+
+/// What this process has pinned for its GPUs and does not use any more.
+#[derive(Debug)]
+struct Pinned {
+    unused: Vec<Pages>,
+    /// Ranks of this process whose kernels may run, on whichever GPU.
+    ranks: usize,
+}
+
+fn pinned() -> MutexGuard<'static, Pinned> {
+    static PINNED: Mutex<Pinned> = Mutex::new(Pinned { unused: Vec::new(), ranks: 0 });
+    PINNED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pinned {
+    /// Gives it back where no kernel can be waiting for anybody. A rank that comes meanwhile waits for that.
+    fn sweep(&mut self) {
+        if self.ranks == 0 {
+            self.unused.drain(..).for_each(Pages::unpin);
+        }
+    }
+}
+
+/// A rank of this process has come.
+pub(super) fn rank_comes() {
+    pinned().ranks += 1;
+}
+
+/// One has left.
+pub(super) fn rank_leaves() {
+    let mut pinned = pinned();
+    pinned.ranks -= 1;
+    pinned.sweep();
 }

@@ -18,6 +18,7 @@ mod few_blocks;
 #[path = "../common/growing.rs"]
 mod growing;
 mod in_turns;
+mod leaving;
 mod movers;
 #[path = "../checks/planted.rs"]
 mod planted;
@@ -301,6 +302,7 @@ fn main() -> ExitCode {
         tags::trial(patient, absent),
         timed::trial(absent),
         started::trial(absent),
+        leaving::trial(absent),
     ]);
     let suite = suite
         .with(early::trials(absent))
