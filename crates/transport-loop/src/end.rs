@@ -1,12 +1,13 @@
 //! Where one rank's window is reached, and the lanes that lead from it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ep_core::{LaneCause, Rank};
 
-use crate::gate::Gate;
+use crate::gate::{Gate, Pass};
 use crate::lane::Lane;
 use crate::network::Network;
 use crate::window::Window;
@@ -30,6 +31,8 @@ pub(crate) struct Link {
     pub(crate) to: Rank,
     /// Whether something is under way. Only a hint: a rank looks at those of all its peers, again and again.
     busy: AtomicBool,
+    /// Rises where something has landed, or may have changed otherwise than by a verb: until then no lane is further than it was.
+    landed: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -42,6 +45,36 @@ pub(crate) struct State {
     inside: bool,
     /// By each way of the peer's window: marks that are not reached, and the verbs before each.
     aloft: Vec<VecDeque<(u64, usize)>>,
+    /// Kept for their room: the lanes of which something is due, and the last mark that each way has reached.
+    due: Vec<usize>,
+    reached: Vec<u64>,
+}
+
+/// A link's lanes, for whoever changes them otherwise than by a verb.
+#[derive(Debug)]
+pub(crate) struct Changed<'a> {
+    state: MutexGuard<'a, State>,
+    landed: &'a AtomicU64,
+}
+
+impl Deref for Changed<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Changed<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Changed<'_> {
+    fn drop(&mut self) {
+        self.landed.fetch_add(1, Ordering::Release);
+    }
 }
 
 /// Verbs in the air by one way, at most: where a driver's queue is full it waits in the middle of a call, and all other calls with it.
@@ -62,12 +95,30 @@ impl Link {
         Self {
             to,
             busy: AtomicBool::new(false),
-            state: Mutex::new(State { connection: None, lanes, inside: false, aloft: Vec::new() }),
+            landed: AtomicU64::new(0),
+            state: Mutex::new(State {
+                connection: None,
+                lanes,
+                inside: false,
+                aloft: Vec::new(),
+                due: Vec::new(),
+                reached: Vec::new(),
+            }),
         }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same for whoever lets them fail, renews them, or lets all land.
+    pub(crate) fn change(&self) -> Changed<'_> {
+        Changed { state: self.lock(), landed: &self.landed }
+    }
+
+    /// A number that is another one when something has landed since, or has failed.
+    pub(crate) fn landed(&self) -> u64 {
+        self.landed.load(Ordering::Acquire)
     }
 
     /// Something was accepted.
@@ -83,7 +134,9 @@ impl Link {
         }
         let state = if mine { Some(self.lock()) } else { self.state.try_lock().ok() };
         let Some(mut state) = state else { return true };
-        state.carry(network, source, sink);
+        if state.carry(network, source, sink) {
+            self.landed.fetch_add(1, Ordering::Release);
+        }
         let busy = state.lanes.iter().any(|lane| !lane.is_idle());
         self.busy.store(busy, Ordering::Relaxed);
         busy
@@ -96,60 +149,73 @@ fn way_of(lane: usize, sink: &End) -> usize {
 }
 
 impl State {
-    fn carry(&mut self, network: &Network, source: &End, sink: &End) {
-        self.land(source, sink);
+    /// Whether something has landed, or has failed.
+    fn carry(&mut self, network: &Network, source: &End, sink: &End) -> bool {
+        let landed = self.land(source, sink);
         let now = network.now();
-        if !self.lanes.iter().any(|lane| lane.is_due(now)) {
-            return;
-        }
-        let mut due: Vec<Vec<&mut Lane>> = (0..sink.window.ways()).map(|_| Vec::new()).collect();
-        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.is_due(now)) {
-            due[way_of(at, sink)].push(lane);
+        self.due.clear();
+        self.due.extend((0..).zip(&self.lanes).filter(|(_, lane)| lane.is_due(now)).map(|(at, _)| at));
+        if self.due.is_empty() {
+            return landed;
         }
         if network.has_lost(source.me, sink.me) {
             let before = now.saturating_sub(network.answer_timeout());
-            due.iter_mut().flatten().for_each(|lane| lane.give_up(before));
-            return;
+            self.due.iter().for_each(|&at| self.lanes[at].give_up(before));
+            return true;
         }
         let pass = sink.gate.enter(source.me, self.connection);
         self.inside = true;
         self.aloft.resize_with(sink.window.ways(), VecDeque::new);
+        let mut well = false;
         if let Some(pass) = &pass {
-            for (way, (lanes, aloft)) in due.iter_mut().zip(&mut self.aloft).enumerate() {
-                let before = aloft.iter().map(|&(_, verbs)| verbs).sum();
-                let mut room = MOST_ALOFT.saturating_sub(before);
-                let mut verbs = 0;
-                for lane in lanes.iter_mut() {
-                    let some = lane.deliver((way, room), &source.window, &sink.window, now, pass);
-                    (room, verbs) = (room - some, verbs + some);
-                }
-                if verbs > 0 {
-                    // One for all of them: asking a driver takes as long as a copy.
-                    let mark = sink.window.mark(way);
-                    lanes.iter_mut().for_each(|lane| lane.depart(mark));
-                    aloft.extend(mark.map(|mark| (mark, verbs)));
-                }
-            }
+            well = (0..sink.window.ways()).fold(true, |well, way| self.deliver(way, source, sink, now, pass) && well);
         }
         if !pass.is_some_and(|pass| pass.is_valid()) {
             self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::NoAnswer));
+            well = false;
         }
-        self.land(source, sink);
+        // Where the peer's window is one of the host, what was just delivered has landed.
+        self.land(source, sink) || landed || !well
     }
 
-    /// Looks how far the peer's window is: when nothing is in the air any more, its gate may close.
-    fn land(&mut self, source: &End, sink: &End) {
-        if !self.inside {
-            return;
+    /// Hands on what is due by one way. Whether no lane has failed.
+    fn deliver(&mut self, way: usize, source: &End, sink: &End, now: u64, pass: &Pass<'_>) -> bool {
+        let Self { lanes, due, aloft, .. } = self;
+        let before = aloft[way].iter().map(|&(_, verbs)| verbs).sum();
+        let mut room = MOST_ALOFT.saturating_sub(before);
+        let (mut verbs, mut well) = (0, true);
+        let mine = || due.iter().copied().filter(|&at| way_of(at, sink) == way);
+        for at in mine() {
+            let some = lanes[at].deliver((way, room), &source.window, &sink.window, now, pass);
+            (room, verbs) = (room - some, verbs + some);
+            well &= lanes[at].broken.is_none();
         }
-        let reached: Vec<u64> = (0..sink.window.ways()).map(|way| sink.window.reached(way)).collect();
-        for (aloft, reached) in self.aloft.iter_mut().zip(&reached) {
+        if verbs > 0 {
+            // One for all of them: asking a driver takes as long as a copy.
+            let mark = sink.window.mark(way);
+            mine().for_each(|at| lanes[at].depart(mark));
+            aloft[way].extend(mark.map(|mark| (mark, verbs)));
+            well &= mark.is_some();
+        }
+        well
+    }
+
+    /// Looks how far the peer's window is: when nothing is in the air any more, its gate may close. Whether something has landed.
+    fn land(&mut self, source: &End, sink: &End) -> bool {
+        if !self.inside {
+            return false;
+        }
+        self.reached.clear();
+        self.reached.extend((0..sink.window.ways()).map(|way| sink.window.reached(way)));
+        for (aloft, reached) in self.aloft.iter_mut().zip(&self.reached) {
             while aloft.pop_front_if(|(mark, _)| *mark <= *reached).is_some() {}
         }
+        let mut landed = false;
         for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.is_in_the_air()) {
-            lane.land(reached[way_of(at, sink)]);
+            landed |= lane.land(self.reached[way_of(at, sink)]);
         }
         self.leave(source, sink);
+        landed
     }
 
     fn leave(&mut self, source: &End, sink: &End) {
@@ -163,7 +229,7 @@ impl State {
     pub(crate) fn land_all(&mut self, source: &End, sink: &End) {
         if self.lanes.iter().any(Lane::is_in_the_air) {
             sink.window.finish();
-            self.lanes.iter_mut().for_each(|lane| lane.land(u64::MAX));
+            self.lanes.iter_mut().for_each(|lane| _ = lane.land(u64::MAX));
             self.aloft.clear();
             self.leave(source, sink);
         }

@@ -159,10 +159,12 @@ impl Lane {
         }
     }
 
-    /// The peer's window is so far.
-    pub(crate) fn land(&mut self, reached: u64) {
+    /// The peer's window is so far. Whether something has come down.
+    pub(crate) fn land(&mut self, reached: u64) -> bool {
+        let before = self.flights.len();
         while let Some((_, puts)) = self.flights.pop_front_if(|(mark, _)| *mark <= reached) {
             self.settled = puts;
         }
+        self.flights.len() != before
     }
 }

@@ -4,7 +4,7 @@ use std::process;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ep_core::layout::Layout;
-use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
+use ep_core::port::{LaneId, LaneKind, Offset, Scope, Span, Ticket};
 use ep_core::transport::{DevicePlace, Lanes, Place, WindowMemory};
 use ep_core::{Error, Fault, LaneCause, Rank};
 use zerocopy::IntoBytes;
@@ -27,6 +27,7 @@ pub struct LoopLanes {
     pace: Pace,
     /// Where cells lie.
     cells: Vec<Span>,
+    places: Places,
     ranks: u32,
     connection: u32,
     /// As connected, in the order of the links; none: it takes no part.
@@ -47,6 +48,7 @@ impl LoopLanes {
             Link::new(to, kinds.into_iter().map(lane).collect())
         });
         let links: Vec<_> = links.collect();
+        let places = Places::of(&links, layout);
         let peers = links.iter().map(|_| None).collect();
         let ranks = layout.topology().ranks();
         let (gate, token) = gate(&settings, ranks)?;
@@ -57,7 +59,7 @@ impl LoopLanes {
         let carrier = carrier
             .map_err(|error| Error::broken("a thread of the loop", error, "raise the limit of threads (ulimit -u)"))?;
         let (pace, cells) = (settings.pace, cells_of(layout));
-        Ok(Self { own, number, network, pace, cells, ranks, connection: 0, peers, carrier })
+        Ok(Self { own, number, network, pace, cells, places, ranks, connection: 0, peers, carrier })
     }
 
     pub(crate) fn my_offer(&self) -> Offer {
@@ -89,10 +91,10 @@ impl LoopLanes {
     /// Does something with a lane that is not broken.
     fn on<T>(&self, verb: &'static str, id: LaneId, act: impl FnOnce(&Link, &mut Lane, &End) -> T) -> Result<T, Fault> {
         let refused = || Fault::NotOffered { verb, lane: id };
-        let at = self.own.links.iter().position(|link| link.to == id.peer).ok_or_else(refused)?;
+        let (at, lane) = self.places.of_lane(id).ok_or_else(refused)?;
         let link = &self.own.links[at];
         let mut state = link.lock();
-        let lane = state.lanes.iter_mut().find(|lane| lane.id == id).ok_or_else(refused)?;
+        let lane = state.lanes.get_mut(lane).filter(|lane| lane.id == id).ok_or_else(refused)?;
         lane.fault().map_or(Ok(()), Err)?;
         let peer = self.peers[at].as_ref().ok_or(Fault::LaneBroken { lane: id, cause: LaneCause::Flushed })?;
         Ok(act(link, lane, peer))
@@ -121,7 +123,7 @@ impl LoopLanes {
         self.own.window.finish();
         for (link, peer) in self.own.links.iter().zip(&self.peers) {
             if let Some(peer) = peer {
-                link.lock().land_all(&self.own, peer);
+                link.change().land_all(&self.own, peer);
             }
         }
     }
@@ -150,6 +152,45 @@ impl LoopLanes {
             self.accept(link, lane, peer, verb);
         }
         room
+    }
+}
+
+/// Which link leads to a rank, and which of its lanes is which: asked for at every verb.
+#[derive(Debug)]
+struct Places {
+    /// Of each rank; none: no lane leads there.
+    links: Vec<Option<usize>>,
+    /// `[links, kinds]`, by [`LaneKind::index`]; those that share the queue of another have none.
+    lanes: Vec<Option<usize>>,
+    kinds: usize,
+}
+
+impl Places {
+    fn of(links: &[Link], layout: &Layout) -> Self {
+        let kinds = LaneKind::count(layout.tracks());
+        let mut places = Self {
+            links: vec![None; layout.topology().ranks() as usize],
+            lanes: vec![None; links.len() * kinds],
+            kinds,
+        };
+        for (at, link) in links.iter().enumerate() {
+            places.links[link.to.index()] = Some(at);
+            for (number, lane) in link.lock().lanes.iter().enumerate() {
+                places.lanes[at * kinds + lane.id.kind.index()] = Some(number);
+            }
+        }
+        places
+    }
+
+    fn link(&self, peer: Rank) -> Option<usize> {
+        self.links.get(peer.index()).copied().flatten()
+    }
+
+    /// The link of a lane, and its number there. Of kinds that have a numbering of their own it may be another lane.
+    fn of_lane(&self, id: LaneId) -> Option<(usize, usize)> {
+        let (at, kind) = (self.link(id.peer)?, id.kind.index());
+        let lane = (kind < self.kinds).then(|| self.lanes[at * self.kinds + kind])?;
+        lane.map(|lane| (at, lane))
     }
 }
 
@@ -185,7 +226,7 @@ impl Lanes for LoopLanes {
     fn offer(&mut self) -> Result<Vec<u8>, Error> {
         self.close();
         for link in &self.own.links {
-            let mut state = link.lock();
+            let mut state = link.change();
             state.connection = None;
             state.lanes.iter_mut().for_each(|lane| lane.renew(Some(LaneCause::Flushed)));
         }
@@ -212,7 +253,7 @@ impl Lanes for LoopLanes {
                 Gate::Processes(_) => Some(Arc::new(self.reach(link.to, &theirs, name)?)),
             };
             if end.is_some() {
-                let mut state = link.lock();
+                let mut state = link.change();
                 state.connection = Some(theirs.connection.get());
                 state.lanes.iter_mut().for_each(|lane| lane.renew(None));
             }
@@ -251,6 +292,10 @@ impl Lanes for LoopLanes {
         self.on("flush", lane, |_, lane, _| lane.is_settled(upto.0))
     }
 
+    fn landed(&self, peer: Rank) -> Option<u64> {
+        self.places.link(peer).map(|at| self.own.links[at].landed())
+    }
+
     fn progress(&mut self) {
         for (link, peer) in self.own.links.iter().zip(&self.peers) {
             let Some(peer) = peer else { continue };
@@ -286,7 +331,7 @@ impl Lanes for LoopLanes {
     fn cut(&mut self, scope: Scope) {
         let held = |lane: &&mut Lane| scope.covers(lane.id) && !lane.is_idle();
         for link in &self.own.links {
-            link.lock().lanes.iter_mut().filter(held).for_each(|lane| lane.fail(LaneCause::Cut));
+            link.change().lanes.iter_mut().filter(held).for_each(|lane| lane.fail(LaneCause::Cut));
         }
     }
 
@@ -299,7 +344,10 @@ impl Drop for LoopLanes {
     fn drop(&mut self) {
         // Whoever posts here finds no answer; nothing that was posted here is carried on.
         self.close();
-        self.own.links.iter().for_each(|link| link.lock().lanes.iter_mut().for_each(|lane| lane.fail(LaneCause::Cut)));
+        self.own
+            .links
+            .iter()
+            .for_each(|link| link.change().lanes.iter_mut().for_each(|lane| lane.fail(LaneCause::Cut)));
         self.network.remove(self.number);
     }
 }

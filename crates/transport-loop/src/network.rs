@@ -111,7 +111,7 @@ impl Loop {
     /// [`Error::Invalid`] for none.
     pub fn bytes_per_second(mut self, rate: u64) -> Result<Self, Error> {
         let rate = NonZeroU64::new(rate).ok_or_else(|| Error::invalid("the loop's bytes a second", 0, "1 or more"))?;
-        self.settings.pace.bytes_per_second = Some(rate);
+        self.settings.pace.set_rate(rate);
         Ok(self)
     }
 

@@ -5,16 +5,20 @@ use std::num::NonZeroU64;
 /// Rate and latency of every card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pace {
-    /// None: as fast as cores copy.
-    pub(crate) bytes_per_second: Option<NonZeroU64>,
+    /// How long a byte occupies a way, in 2^-32 nanoseconds: of every verb this is asked, and a division takes as long as the rest of it. 0: as fast as cores copy.
+    per_byte: u64,
     pub(crate) latency: u64,
 }
 
 impl Pace {
+    /// The rate from now on.
+    pub(crate) fn set_rate(&mut self, bytes_per_second: NonZeroU64) {
+        self.per_byte = (1_000_000_000_u64 << 32) / bytes_per_second;
+    }
+
     /// How long so many bytes occupy a way.
     pub(crate) fn takes(self, bytes: u64) -> u64 {
-        let Some(rate) = self.bytes_per_second else { return 0 };
-        let nanos = (u128::from(bytes) * 1_000_000_000).div_ceil(rate.get().into());
+        let nanos = (u128::from(bytes) * u128::from(self.per_byte)).div_ceil(1 << 32);
         u64::try_from(nanos).unwrap_or(u64::MAX)
     }
 
@@ -35,8 +39,18 @@ mod tests {
 
     #[test]
     fn bytes_take_the_time_that_the_rate_gives_them() {
-        let pace = |rate| Pace { bytes_per_second: NonZeroU64::new(rate), latency: 0 };
+        let pace = |rate| {
+            let mut pace = Pace::default();
+            pace.set_rate(NonZeroU64::new(rate).unwrap());
+            pace
+        };
         assert_eq!(pace(50_000_000_000).takes(14336), 287, "286.72 ns, rounded up");
+        assert_eq!(pace(50_000_000_000).takes(50), 1, "a whole one");
+        assert_eq!(
+            pace(3_000_000_000).takes(1 << 30),
+            357_913_942,
+            "357,913,941.3: below 4 GiB less than a nanosecond is lost"
+        );
         assert_eq!(pace(1).takes(3), 3_000_000_000);
         assert_eq!(pace(1).takes(u64::MAX), u64::MAX, "never");
         assert_eq!(Pace::default().takes(u64::MAX), 0, "no rate was set");
@@ -44,7 +58,8 @@ mod tests {
 
     #[test]
     fn the_slower_of_the_two_cards_decides_and_a_free_one_adds_the_latency_alone() {
-        let pace = Pace { bytes_per_second: NonZeroU64::new(1_000_000_000), latency: 50 };
+        let mut pace = Pace { latency: 50, ..Pace::default() };
+        pace.set_rate(NonZeroU64::new(1_000_000_000).unwrap());
         let left = pace.leaves(1000, 0, 100);
         assert_eq!(left, 1100);
         assert_eq!(pace.leaves(1000, 1070, 100), 1170, "the way out is taken until 1070");

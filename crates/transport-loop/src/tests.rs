@@ -215,6 +215,30 @@ fn a_lost_lane_breaks_when_no_answer_has_come_and_the_way_back_goes_on() {
     assert_eq!((job.word(B, 0), job.raised()), (9, 0));
 }
 
+/// Who asks for a put again only where the number is another one misses nothing: neither puts that have landed nor lanes that were lost, cut or connected anew.
+#[test]
+fn what_has_landed_or_failed_shows_by_another_number() {
+    let mut job = Job::new();
+    let mut seen = job.of(A).landed(B);
+    let mut is_new = |job: &mut Job| std::mem::replace(&mut seen, job.of(A).landed(B)) != job.of(A).landed(B);
+    job.put(A, 0, 100).unwrap();
+    job.at(100);
+    assert!(!is_new(&mut job), "it is on its way");
+    job.at(u64::MAX / 4);
+    assert!(is_new(&mut job) && !is_new(&mut job));
+    job.network.lose(A, B);
+    job.put(A, 0, 100).unwrap();
+    job.at(u64::MAX / 2);
+    assert!(is_new(&mut job), "lost");
+    job.network.mend(A, B);
+    job.meet();
+    assert!(is_new(&mut job), "connected anew");
+    job.put(A, 0, 100).unwrap();
+    job.of(A).cut(Scope::Peer(B));
+    assert!(is_new(&mut job), "cut");
+    assert_eq!(job.of(A).landed(Rank(1)), None, "no lane leads there");
+}
+
 #[test]
 fn whoever_only_waits_finds_out_by_a_probe() {
     let mut job = Job::new();

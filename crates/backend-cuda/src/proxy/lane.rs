@@ -26,6 +26,8 @@ pub(super) struct Lane {
     posted: u64,
     /// Puts whose sources may still be read: how many commands came before each, and its ticket.
     unsettled: VecDeque<(u64, Ticket)>,
+    /// What had [landed](Lanes::landed) when the transport was asked for them last; none: to be asked.
+    asked: Option<u64>,
     /// What the device was told last.
     settled: u64,
     credited: u64,
@@ -45,6 +47,7 @@ impl Lane {
             held: None,
             posted: 0,
             unsettled: VecDeque::new(),
+            asked: None,
             settled: 0,
             credited: 0,
             fault: None,
@@ -59,8 +62,8 @@ impl Lane {
     /// # Errors
     /// As [`Reached::write_state`].
     pub(super) fn reset<M: Reached>(&mut self, memory: &M) -> Result<(), Error> {
-        let Self { held, posted, unsettled, settled, credited, fault, has_moved, .. } = self;
-        (*held, *posted, *settled, *credited, *fault, *has_moved) = (None, 0, 0, 0, None, false);
+        let Self { held, posted, unsettled, asked, settled, credited, fault, has_moved, .. } = self;
+        (*held, *posted, *asked, *settled, *credited, *fault, *has_moved) = (None, 0, None, 0, 0, None, false);
         unsettled.clear();
         self.fifo.reset(memory)
     }
@@ -143,6 +146,7 @@ impl Lane {
         let accepted = match command {
             Command::Put { from, to } => {
                 let ticket = lanes.put(self.queue, from, to)?;
+                self.asked = None;
                 self.unsettled.extend(ticket.map(|ticket| (self.posted, ticket)));
                 ticket.is_some()
             }
@@ -154,10 +158,17 @@ impl Lane {
 
     /// Settled is what comes before the first put whose source may still be read.
     fn settle<L: Lanes, M: Reached>(&mut self, memory: &M, lanes: &mut L) -> Result<(), Fault> {
-        while let Some(&(_, ticket)) = self.unsettled.front()
-            && lanes.flush(self.queue, ticket)?
-        {
-            self.unsettled.pop_front();
+        if !self.unsettled.is_empty() {
+            // Looked at before the question: what lands in between is asked for again.
+            let landed = lanes.landed(self.queue.peer);
+            if landed.is_none() || landed != self.asked {
+                self.asked = landed;
+                while let Some(&(_, ticket)) = self.unsettled.front()
+                    && lanes.flush(self.queue, ticket)?
+                {
+                    self.unsettled.pop_front();
+                }
+            }
         }
         let settled = self.unsettled.front().map_or(self.posted, |&(before, _)| before);
         #[cfg(test)]

@@ -93,6 +93,10 @@ impl Lanes for AnyLanes {
         (**self).flush(lane, upto)
     }
 
+    fn landed(&self, peer: Rank) -> Option<u64> {
+        (**self).landed(peer)
+    }
+
     fn progress(&mut self) {
         (**self).progress();
     }

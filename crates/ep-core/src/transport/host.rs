@@ -108,6 +108,13 @@ pub trait Lanes: Send + fmt::Debug {
     /// As [`put`](Self::put).
     fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault>;
 
+    /// A number that is another one when [`flush`](Self::flush) may say something else of a lane to `peer` than before, without a verb of this rank in between: a put has
+    /// landed, a lane has broken. So who has many lanes need not ask for each again and again. None: ask.
+    fn landed(&self, peer: Rank) -> Option<u64> {
+        let _ = peer;
+        None
+    }
+
     /// Hands over to the network what was accepted and kept back, and takes in what has come. Called again and again while the
     /// rank waits.
     fn progress(&mut self);
