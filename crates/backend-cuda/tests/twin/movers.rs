@@ -28,13 +28,15 @@ struct Watched {
     /// Bytes of a window: what is put from behind that are records of rows that are staged.
     bytes: u64,
     puts: Arc<AtomicU64>,
+    /// Whether it takes windows of GPUs.
+    reaches: bool,
 }
 
 impl Watched {
     fn new(setup: &Setup) -> Result<Self, Error> {
         let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings)?.with_kernels()?;
         let (windows, puts) = (Arc::default(), Arc::default());
-        Ok(Self { network: Loop::new(), windows, bytes: layout.window_bytes(), puts })
+        Ok(Self { network: Loop::new(), windows, bytes: layout.window_bytes(), puts, reaches: true })
     }
 }
 
@@ -50,6 +52,9 @@ impl Transport for Watched {
     }
 
     fn open_for_device(&self, place: DevicePlace<'_>) -> Result<WatchedLanes, Error> {
+        if !self.reaches {
+            return self.open(place.on_host("a card that reaches no GPU")?);
+        }
         if let WindowMemory::Device { copies: Some(copies), .. } = place.window {
             self.windows.lock().expect("no panic").push(Arc::clone(copies));
         }
@@ -174,7 +179,10 @@ fn staged_rows_have_no_mover() -> Result<(), Error> {
     let staged = puts(&setup, |builder, network| builder.far_staged(network).far_movers(0))?;
     let all = |builder: Builder, network| builder.far_staged(network).far_movers(1).multiprocessors(MULTIPROCESSORS);
     let asked = puts(&setup, all)?;
-    assert_eq!((staged, asked), (copied, copied));
+    // Staged as the network reaches no GPU.
+    let unasked = |builder: Builder, network| builder.far(Watched { reaches: false, ..network }).far_movers(1);
+    let unasked = puts(&setup, unasked)?;
+    assert_eq!((staged, asked, unasked), (copied, copied, copied));
     Ok(())
 }
 
