@@ -166,9 +166,11 @@ impl State {
         let pass = sink.gate.enter(source.me, self.connection);
         self.inside = true;
         self.aloft.resize_with(sink.window.ways(), VecDeque::new);
-        let mut well = false;
+        let mut well = true;
         if let Some(pass) = &pass {
-            well = (0..sink.window.ways()).fold(true, |well, way| self.deliver(way, source, sink, now, pass) && well);
+            for way in 0..sink.window.ways() {
+                well &= self.deliver(way, source, sink, now, pass);
+            }
         }
         if !pass.is_some_and(|pass| pass.is_valid()) {
             self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::NoAnswer));

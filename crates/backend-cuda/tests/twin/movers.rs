@@ -187,12 +187,11 @@ fn staged_rows_have_no_mover() -> Result<(), Error> {
 }
 
 pub(crate) fn trials(absent: Option<&'static str>) -> Vec<Trial> {
-    let all: [(&str, fn() -> Result<(), Error>); 2] = [
-        ("movers::a_launch_that_is_refused_breaks_its_way_for_all", a_refused_launch_breaks_its_way),
-        ("movers::staged_rows_have_none", staged_rows_have_no_mover),
-    ];
-    let trial = |(name, case): (&str, fn() -> Result<(), Error>)| {
+    let trial = |name: &str, case: fn() -> Result<(), Error>| {
         Trial::test(name, move || case().map_err(|error| error.to_string().into())).with_ignored_flag(absent.is_some())
     };
-    all.map(trial).into()
+    vec![
+        trial("movers::a_launch_that_is_refused_breaks_its_way_for_all", a_refused_launch_breaks_its_way),
+        trial("movers::staged_rows_have_none", staged_rows_have_no_mover),
+    ]
 }
