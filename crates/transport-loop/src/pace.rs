@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 /// Rate and latency of every card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pace {
-    /// How long a byte occupies a way, in 2^-32 nanoseconds: of every verb this is asked, and a division takes as long as the rest of it. 0: as fast as cores copy.
+    /// How long a byte occupies a way, in 2^-32 nanoseconds, so that no verb divides. 0: as fast as cores copy.
     per_byte: u64,
     pub(crate) latency: u64,
 }
