@@ -346,6 +346,30 @@ def test_ranks_that_make_different_first_calls_are_told(two: Any) -> None:
         assert "the ranks make different calls" in told
 
 
+def test_what_two_threads_forget_at_a_time_is_freed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stand-ins for weak references: negative ones are of storages that are gone.
+    freed: list[int] = []
+    kept, others = _arena.Kept(), iter([1])
+    kept.numbers.extend((number, 10) for number in (-1, -2, 3, -4))
+    kept.bytes = 40
+
+    def expired(number: int) -> bool:
+        # As if another thread, or a signal handler, had its turn here.
+        for _ in others:
+            kept.sweep()
+            kept.numbers.append((5, 10))
+            kept.bytes += 10
+        return number < 0
+
+    monkeypatch.setattr(_arena, "_expired", expired)
+    monkeypatch.setattr(_arena, "_free", freed.append)
+    kept.sweep()
+    assert sorted(freed) == [-4, -2, -1]
+    assert sorted(kept.numbers) == [(3, 10), (5, 10)] and kept.bytes == 20
+    kept = _arena.Kept()
+    assert sorted(freed) == [-4, -2, -1, 3, 5]
+
+
 def test_what_is_free_is_found_out() -> None:
     assert 1 << 20 < _arena.free_bytes(torch.device("cpu"), 1) < 1 << 45
     assert _arena.free_bytes(torch.device("cpu"), 1 << 20) < 1 << 25

@@ -460,3 +460,37 @@ def check_lost_membership(rank: int, world: int) -> None:
 
 def test_a_membership_whose_memory_is_gone_is_not_read(one: Any) -> None:
     one.run(check_lost_membership)
+
+
+def check_changed_membership(rank: int, world: int) -> None:
+    """Rank 0 takes a token out of its membership after the dispatch. What is learnt from it would be another routing, and all ranks hear so."""
+    buffer, other, job = make_buffer(), make_buffer(), Job(rank, world)
+    x = job.own.x
+    codes = x.to(torch.float8_e4m3fn), torch.ones(x.shape[0], x.shape[1] // 128)
+    told = "is_token_in_rank of the handle brings other rows than its dispatch did"
+    for change in (True, False):
+        received, *_, handle, _ = job.dispatch(buffer)
+        copied = [one.clone() for one in handle]
+        if rank == 0 and change:
+            for in_rank in (handle[4], copied[4]):
+                in_rank[3] = False
+        calls = (
+            lambda handle=handle: buffer.dispatch(codes, handle=handle),
+            lambda copied=copied, received=received: buffer.combine(received, copied),
+            lambda handle=handle, received=received: other.combine(received, handle),
+        )
+        for call in calls:
+            for _ in range(2):  # nothing of it is remembered
+                if change:
+                    with pytest.raises(errors.InvalidArgument, match=told):
+                        call()
+                else:
+                    call()
+        # The handle itself is as it was.
+        assert torch.equal(buffer.combine(received, handle)[0], job.sums)
+    buffer.destroy()
+    other.destroy()
+
+
+def test_a_membership_that_was_changed_is_not_learnt(ranks: Any) -> None:
+    ranks.run(check_changed_membership)

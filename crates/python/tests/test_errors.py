@@ -332,3 +332,31 @@ def check_other_calls(rank: int, world: int) -> None:
 
 def test_a_rank_that_agrees_while_others_make_another_call_is_told(two: Any) -> None:
     two.run(check_other_calls)
+
+
+def check_handler(rank: int, world: int) -> None:
+    """A signal handler raises inside the call, or when it has returned: what is wrong is nothing that it was given."""
+    communicator, calls = make(), []
+
+    class Native:
+        def dispatch(self, *given: Any) -> Any:
+            calls.append(given)
+            raise TypeError("of a handler")
+
+    native, communicator.throughput.native = communicator.throughput.native, Native()  # type: ignore[assignment]
+    x, idx = torch.zeros(4, 64).bfloat16(), torch.arange(8).view(4, 2) % (2 * world)
+    with pytest.raises(TypeError, match="of a handler"):
+        communicator.dispatch(x, idx)
+    assert len(calls) == 1
+    communicator.throughput.native = native
+    # Switches of other kinds are those switches.
+    assert communicator.dispatch(x, idx, device_counts=0, by_expert=1).by_expert is not None  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match="by_expert is 2, allowed: True or False"):
+        communicator.dispatch(x, idx, by_expert=2)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match="alignment is -1, allowed: 0 to"):
+        communicator.dispatch(x, idx, alignment=-1)
+    communicator.close()
+
+
+def test_what_a_signal_handler_raises_is_no_reason_to_call_again(one: Any) -> None:
+    one.run(check_handler)

@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import time
+import weakref
 from typing import Any
 
 import deep_ep
@@ -388,3 +389,37 @@ def check_shrink(rank: int, world: int) -> list[int]:
 def test_a_rank_that_does_not_come_is_masked(four: Any) -> None:
     statuses = four.run(check_shrink)
     assert statuses == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
+
+
+def check_rows_of_handles(rank: int, world: int) -> None:
+    layer, buffer = layer_of(world), make_buffer()
+    batch = oracle.batches(layer, TOKENS[:world])[rank]
+    expected = weighted(batch, batch.x)
+    for form, hooks in itertools.product(("bf16", "fp8"), (False, True)):
+        received, counts, handle, _, hook = buffer.low_latency_dispatch(
+            batch.x, batch.topk_idx, MOST, layer.experts, return_recv_hook=hooks, **FORMS[form]
+        )
+        early = list(handle) if hook is not None else None
+        if hook is not None:
+            hook()
+        if isinstance(received, tuple):
+            codes, scales = received[0].flatten(0, 1), received[1].reshape(-1, received[1].shape[-1])
+            y = per_token_cast_back(codes, scales).view(received[0].shape)
+        else:
+            y = received.clone()
+        parts = [*received] if isinstance(received, tuple) else [received]
+        gone = [weakref.ref(part) for part in (*parts, counts)]
+        codes = scales = None
+        del received, counts, parts
+        assert all(one() is None for one in gone), (form, hooks)
+        # What it has is there still, and the same that it was.
+        src_info, layout_range, *_ = handle
+        assert early is None or (early[0] is src_info and early[1] is layout_range)
+        assert int((layout_range & 0xFFFFFFFF).sum()) <= int(src_info.numel())
+        sums = buffer.low_latency_combine(y, batch.topk_idx, batch.topk_weights, handle)[0]
+        torch.testing.assert_close(sums.float(), expected, rtol=0.1, atol=0.1)
+    buffer.destroy()
+
+
+def test_a_handle_does_not_keep_the_rows(two: Any) -> None:
+    two.run(check_rows_of_handles)

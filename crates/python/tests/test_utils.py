@@ -120,6 +120,11 @@ def test_events_of_cpus_are_past() -> None:
     with event(release_handle=True):
         assert not called
     assert called == [1] and event.event is None
+    event = EventOverlap(EventHandle())
+    event.register_hook_after_wait(lambda: "sorted")
+    assert event.wait() == "sorted" and event.wait() is None
+    event.register_hook_after_wait(lambda: "again")
+    assert event.current_stream_wait(release_handle=True) == "again" and event.event is None
     with pytest.raises(AssertionError, match="not asynchronous"):
         EventOverlap().current_stream_wait()
     assert deep_ep.Buffer.capture().event is not None

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -137,7 +138,7 @@ class Kept:
     __slots__ = ("bytes", "numbers", "sweep_at")
 
     def __init__(self) -> None:
-        self.numbers: list[tuple[Any, int]] = []
+        self.numbers: deque[tuple[Any, int]] = deque()
         """Weak references, each with its bytes. They are this object's to free."""
         self.bytes = 0
         self.sweep_at = 256
@@ -149,14 +150,18 @@ class Kept:
 
     def sweep(self) -> None:
         """Forgets what nobody uses any more."""
-        alive = []
-        for number, size in self.numbers:
+        # Other threads, and signal handlers, may do so in between: each reference is taken out by who looks at it.
+        for _ in range(len(self.numbers)):
+            try:
+                number, size = self.numbers.popleft()
+            except IndexError:
+                break
             if _expired(number):
                 _free(number)
                 self.bytes -= size
             else:
-                alive.append((number, size))
-        self.numbers, self.sweep_at = alive, 256 + 2 * len(alive)
+                self.numbers.append((number, size))
+        self.sweep_at = 256 + 2 * len(self.numbers)
 
     def __del__(self) -> None:
         for number, _ in self.numbers:

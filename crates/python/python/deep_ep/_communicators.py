@@ -16,6 +16,7 @@ from moexpress.adapter import Element
 from . import _arena
 from ._arena import LOG, Arena, Room, Sizes
 from ._former import Former
+from ._previous import NONE, Previous
 from ._telling import Failure, failure_of_any, told_by_all
 
 WORST_TOKENS = 1 << 20
@@ -69,6 +70,8 @@ class Communicators:
         self._counted: dict[int, dict[str, int]] = {}
         # Whose stream callers have: it lives as long as this.
         self._with_stream: Communicator | None = None
+        # Which made the last call.
+        self._last: Communicator | None = None
         self._masked: set[int] = set()
         self._lost: list[int] = []
         self.device: torch.device | None = None
@@ -173,6 +176,15 @@ class Communicators:
                 communicator.mask_rank(rank)
         return communicator
 
+    def in_turn(self, communicator: Communicator, previous: Previous = NONE) -> Communicator:
+        """It, for its next call, which comes behind ``previous`` and behind the last call of any other one. In DeepEP all calls of a buffer are of one
+        stream: an event says that all calls before have ended, and what one call brought may be given to the next and let go of."""
+        last, self._last = self._last, communicator
+        if last is not None and last is not communicator:
+            communicator.order.follow(last.order)
+        previous.lead(communicator)
+        return communicator
+
     def all_low(self) -> list[Communicator]:
         """Those for low latency, in the order in which they were made."""
         return list(self._low.values())
@@ -266,7 +278,7 @@ class Communicators:
             closing.callback(self.meeting.close)
             for communicator in reversed([*self._all(), *self._apart]):
                 closing.callback(communicator.close)
-            self._low, self._normal, self._former, self._apart = {}, {}, Former(), []
+            self._low, self._normal, self._former, self._apart, self._last = {}, {}, Former(), [], None
 
     def stream(self) -> torch.Stream:
         """The stream of the first of them, the same each time."""

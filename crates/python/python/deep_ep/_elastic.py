@@ -1,4 +1,4 @@
-"""Dispatch and combine of V2 beneath a buffer, with checked options. ``defer``: asynchronous."""
+"""Dispatch and combine of V2 beneath a buffer, with checked options. ``defer``: asynchronous. ``previous``: what a call comes behind then."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expa
 from ._ep_handle import ElasticRouting, EPHandle
 from ._expanded import Expansion, Placed
 from ._members import Members
+from ._previous import NONE, Previous
 from ._scales import Rows, column_major
 from ._small import Small
 from ._taking import Rows_t, event, taken
@@ -61,8 +62,9 @@ class Elastic:
         copies_choices: bool,
         layout: Layout,
         defer: bool,
+        previous: Previous = NONE,
     ) -> Dispatched:
-        rows = Rows.of(x)
+        rows = Rows.of(x, previous)
         tokens, device = rows.x.shape[0], rows.x.device
         topk = self._choices(rows, topk_idx, topk_weights)
         if tokens > counting.most_tokens:
@@ -76,9 +78,19 @@ class Elastic:
         worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
         if self.small.takes(sizes, counting, layout, device):
             of_batch = topk_idx, topk_weights, stats
-            return self.small.dispatch(rows, of_batch, sizes, counting, worst, num_sms, copies_choices, layout, defer)
+            return self.small.dispatch(
+                rows, of_batch, sizes, counting, worst, num_sms, copies_choices, layout, defer, previous
+            )
         arena, received = self._sent(
-            rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, layout.expand, layout.zeros
+            rows,
+            (topk_idx, topk_weights),
+            experts,
+            counting.alignment,
+            worst,
+            defer,
+            layout.expand,
+            layout.zeros,
+            previous,
         )
         # Before anything else may fail on this rank alone: the ranks count together.
         if not worst:
@@ -100,37 +112,38 @@ class Elastic:
     @plain
     @torch.no_grad()
     def redispatch(
-        self, x: Rows_t, handle: EPHandle, topk_weights: torch.Tensor | None, layout: Layout, defer: bool
+        self,
+        x: Rows_t,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None,
+        layout: Layout,
+        defer: bool,
+        previous: Previous = NONE,
     ) -> Dispatched:
         """A cached dispatch. Weights, and rows of another type than the handle's, do not travel along a handle: they are
         sent by the same choices once more, which brings them in the same order."""
-        rows, routing = Rows.of(x), handle.routing
+        rows, routing = Rows.of(x, previous), handle.routing
         arena = routing.arena
         if arena is None and rows.element == routing.sizes.element and layout.expand == handle.do_expand:
-            return self.small.redispatch(rows, handle, topk_weights, layout, defer)
+            return self.small.redispatch(rows, handle, topk_weights, layout, defer, previous)
         if arena is not None and topk_weights is None and rows.element == routing.sizes.element:
-            communicator = arena.communicator
+            communicator = self.communicators.in_turn(arena.communicator, previous)
             brought = communicator.throughput.redispatch(rows.x, _native(routing), rows.scales, defer)
             received = Received(brought, communicator.order)
             zeroed = False
         else:
             self._choices(rows, handle.topk_idx, topk_weights)
-            alignment = handle.expert_alignment
-            by_expert = routing.by_expert is not None
+            of_batch, alignment = (handle.topk_idx, topk_weights), handle.expert_alignment
+            by_expert, worst = routing.by_expert is not None, routing.worst_rows
             arena, received = self._sent(
-                rows,
-                handle.topk_idx,
-                topk_weights,
-                handle.num_experts,
-                alignment,
-                routing.worst_rows,
-                defer,
-                by_expert,
-                layout.zeros,
+                rows, of_batch, handle.num_experts, alignment, worst, defer, by_expert, layout.zeros, previous
             )
             if not routing.worst_rows and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
             zeroed = True
+        if defer:
+            # They are read behind the communicator's stream, and callers may let go of the handle before.
+            arena.communicator.order.beyond(routing.choices)
         with_weights = topk_weights is not None
         handed, weights = self._handed(rows, received, arena, handle, layout, with_weights, defer, zeroed)
         with self._behind(arena, defer):
@@ -148,28 +161,29 @@ class Elastic:
         bias: Any,
         reduces_twice: bool,
         defer: bool,
+        previous: Previous = NONE,
     ) -> Combined:
         """``reduces_twice``: expanded results are summed, and rounded, at their rank, and then across ranks; else once."""
         routing = handle.routing
-        small = routing.communicator if routing.arena is None else None
-        if small is not None:
+        if routing.arena is None:
             # Before anything moves: what one rank is refused, the others would wait for.
             self._check_small(x, handle, topk_weights, bias)
             by_choice = handle.do_expand and not reduces_twice
             if topk_weights is None and bias is None and self.small.by_choice >= by_choice:
-                return self.small.combine(x, handle, by_choice, defer)
+                return self.small.combine(x, handle, by_choice, defer, previous)
             routing = self._by_throughput(handle)
         arena, weights = routing.arena, topk_weights
         assert arena is not None
         if handle.do_expand:
-            weights = self._of_expanded(x, handle, topk_weights)
-        if handle.do_expand and not reduces_twice:
+            is_placed = isinstance(handle.expansion, Placed)
             # The same on all ranks, whatever each sums beside.
-            at_once = (
-                isinstance(handle.expansion, Placed)
-                and x.device.type == "cuda"
-                and self.communicators.meeting.nodes == 1
-            )
+            at_once = is_placed and x.device.type == "cuda" and self.communicators.meeting.nodes == 1
+            if topk_weights is not None or not (at_once or (is_placed and reduces_twice)):
+                # torch's operations fold them first.
+                previous.here()
+            weights = self._of_expanded(x, handle, topk_weights)
+        self.communicators.in_turn(arena.communicator, previous)
+        if handle.do_expand and not reduces_twice:
             sums, back = (self._once if at_once else self._by_choice)(x, handle, routing, weights, bias, defer)
         else:
             y = handle.expansion.reduced(x) if handle.do_expand else x
@@ -177,9 +191,6 @@ class Elastic:
             combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
             sums, back = combined.x, combined.topk_weights
         arena.look_at_results()
-        if small is not None and defer:
-            # What a small dispatch brought is memory of its communicator's, which may hand it out again.
-            small.order.follow(arena.communicator.order)
         return sums, back, event(arena.communicator, defer)
 
     @staticmethod
@@ -204,9 +215,8 @@ class Elastic:
             _checks.tensor("topk_idx of the handle", handle.topk_idx, torch.int64, (tokens, routing.sizes.topk), device)
             rows = Rows(torch.zeros((tokens, routing.sizes.hidden), dtype=torch.bfloat16, device=device))
             worst, alignment = routing.worst_rows, handle.expert_alignment
-            arena, received = self._sent(
-                rows, handle.topk_idx, None, handle.num_experts, alignment, worst, False, handle.do_expand
-            )
+            of_batch = handle.topk_idx, None
+            arena, received = self._sent(rows, of_batch, handle.num_experts, alignment, worst, False, handle.do_expand)
             if not worst and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
             handle._in_throughput = self._routing_of(arena, received, routing.sizes, worst, handed=False)
@@ -288,25 +298,27 @@ class Elastic:
     def _sent(
         self,
         rows: Rows,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor | None,
+        of_batch: tuple[torch.Tensor, torch.Tensor | None],
         experts: int,
         alignment: int,
         worst: int,
         defer: bool,
         by_expert: bool,
         zeros: bool = False,
+        previous: Previous = NONE,
     ) -> tuple[Arena, Received]:
-        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host. ``zeros``: in what is no row of those by
-        expert; there may be more of it than rows, so it is not touched unless asked for."""
+        """A dispatch by choices: ``of_batch``, with their weights. ``worst``: rows to make room for, where counts are not to come to the host.
+        ``zeros``: in what is no row of those by expert; there may be more of it than rows, so it is not touched unless asked for."""
+        topk_idx, topk_weights = of_batch
 
         def rows_to() -> list[int]:
+            previous.here()
             counts: list[int] = self.members.of(topk_idx, experts)[0].tolist()
             return counts
 
         sizes = Sizes(experts, topk_idx.shape[1], rows.x.shape[1], rows.element)
         arena = self.communicators.normal(rows.x.device, sizes, rows_to, worst)
-        received = arena.communicator.throughput.dispatch(
+        received = self.communicators.in_turn(arena.communicator, previous).throughput.dispatch(
             rows.x,
             topk_idx,
             topk_weights,
@@ -336,6 +348,8 @@ class Elastic:
         with self._behind(arena, defer):
             expansion = handle.expansion if layout.expand or handle.routing.by_expert is not None else None
             if expansion is not None:
+                if defer:
+                    expansion.kept_for(arena.communicator)
                 arena.has_placed()
                 x, scales = _parts(rows.received(received.x, received.scales))
                 order = layout._replace(zeros=layout.zeros and not zeroed)

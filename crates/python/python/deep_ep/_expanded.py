@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-from moexpress import ByExpert
+from moexpress import ByExpert, Communicator
 
 
 def counted(choices: torch.Tensor, experts: int) -> torch.Tensor:
@@ -74,6 +74,10 @@ class Placed:
     def reduced(self, y: torch.Tensor) -> torch.Tensor:
         """``y`` as it is: combine sums each row's results at this rank."""
         return y
+
+    def kept_for(self, communicator: Communicator) -> None:
+        """Keeps what calls of a communicator read."""
+        communicator.order.beyond(self.slots)
 
     @property
     def _places(self) -> torch.Tensor:
@@ -137,6 +141,10 @@ class Expansion:
         for choice in range(topk):
             sums += self.of_choice(y, choice)
         return sums.to(torch.bfloat16)
+
+    def kept_for(self, communicator: Communicator) -> None:
+        """Keeps what calls of a communicator read."""
+        communicator.order.beyond(self.slots, self._absent, self._choice, self._row)
 
     def _picked(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         if not x.shape[0]:  # there is nothing to pick from

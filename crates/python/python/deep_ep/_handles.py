@@ -23,6 +23,9 @@ from ._under_way import UnderWay
 
 T = TypeVar("T")
 
+OF_HANDLES = ("segments", "source_token")
+"""What a handle of low latency has of the dispatch."""
+
 LOOKS = 4
 """Tensors that are looked at, whether they are gone, at a time."""
 
@@ -119,6 +122,17 @@ class Routing:
         self.others: dict[str, tuple[Arena, adapter.Handle]] = {}
 
 
+def _filled_by(rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:
+    matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
+    fill(matrix.data_ptr(), matrix.numel())
+    return matrix
+
+
+def rows_between(native: adapter.Handle, ranks: int) -> torch.Tensor:
+    """int32 ``[ranks, ranks]``, of the host: rows that rank ``column`` gets from ranks 0 to ``row``."""
+    return _filled_by(ranks, ranks, native.rank_prefix)
+
+
 class DispatchHandle(_Lazy):
     """A throughput dispatch's, on one node or several."""
 
@@ -126,14 +140,12 @@ class DispatchHandle(_Lazy):
     known: Known[Routing]
 
     def _filled(self, rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:
-        matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
-        fill(matrix.data_ptr(), matrix.numel())
-        return matrix.to(self.routing.arena.communicator.device)
+        return _filled_by(rows, columns, fill).to(self.routing.arena.communicator.device)
 
     def _rank_prefix(self) -> torch.Tensor:
         """int32 ``[ranks, ranks]``: rows that rank ``column`` gets from ranks 0 to ``row``."""
-        ranks = self.routing.arena.communicator.ranks
-        return self._filled(ranks, ranks, self.routing.native.rank_prefix)
+        communicator = self.routing.arena.communicator
+        return rows_between(self.routing.native, communicator.ranks).to(communicator.device)
 
     def _channel_prefix(self) -> torch.Tensor:
         """int32 ``[ranks, channels]``: rows of channels 0 to ``column`` to rank ``row``."""
@@ -193,12 +205,14 @@ class Parts:
     """Without the rows."""
     in_rank: int
     """is_token_in_rank."""
+    came: int
+    """Rows that came, by their sources: rank_prefix_matrix, or recv_gbl_rank_prefix_sum."""
 
     ONE_NODE: ClassVar[Parts]
     SEVERAL_NODES: ClassVar[Parts]
 
-    def of(self, handle: object, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tensor to find it by, and is_token_in_rank. Refuses what is no handle."""
+    def of(self, handle: object, ranks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The tensor to find it by, is_token_in_rank, and the rows that came. Refuses what is no handle."""
         kind, entries = type(handle).__name__, self.entries
         if (
             not isinstance(handle, Sequence)
@@ -209,9 +223,9 @@ class Parts:
             raise errors.InvalidArgument(
                 f"handle is a {kind}, allowed: the tuple that dispatch returned, or its {count} tensors"
             )
-        source, in_rank = handle[self.source], handle[self.in_rank]
-        _checks.whole(f"handle[{self.source}]", source)
-        _checks.whole(f"handle[{self.in_rank}]", in_rank)
+        source, in_rank, came = handle[self.source], handle[self.in_rank], handle[self.came]
+        for index in (self.source, self.in_rank, self.came):
+            _checks.whole(f"handle[{index}]", handle[index])
         if in_rank.dtype != torch.bool or in_rank.dim() != 2 or in_rank.shape[1] != ranks:
             raise errors.InvalidArgument(
                 f"handle[{self.in_rank}] is {in_rank.dtype} {list(in_rank.shape)}, allowed: is_token_in_rank, torch.bool "
@@ -223,11 +237,11 @@ class Parts:
                 f"handle[{self.source}] is {source.dtype} {list(source.shape)}, allowed: {self.source_name}, "
                 f"{self.source_type} [{shape}]"
             )
-        return source, in_rank
+        return source, in_rank, came
 
 
-Parts.ONE_NODE = Parts(6, 3, "recv_src_idx", torch.int32, (), 4)
-Parts.SEVERAL_NODES = Parts(10, 7, "recv_src_meta", torch.uint8, (8,), 0)
+Parts.ONE_NODE = Parts(6, 3, "recv_src_idx", torch.int32, (), 4, 0)
+Parts.SEVERAL_NODES = Parts(10, 7, "recv_src_meta", torch.uint8, (8,), 0, 6)
 
 
 class LowRouting:
@@ -273,6 +287,13 @@ class LowLatencyHandle(_Lazy):
         tensor = self.received.segments if index else self.received.source_token
         self.known.remember(tensor, self.routing)
         return tensor
+
+
+def let_go(received: LowReceived) -> None:
+    """Leaves rows and counts, which were handed to the caller, to him: handles live longer. What is still to come stays, as it is written to."""
+    held = vars(received)
+    for name in [name for name, what in held.items() if isinstance(what, torch.Tensor) and name not in OF_HANDLES]:
+        del held[name]
 
 
 def low_latency(handle: object, known: Known[LowRouting]) -> LowRouting:

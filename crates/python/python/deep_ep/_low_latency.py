@@ -135,7 +135,12 @@ class LowLatency:
         else:
             sent = under_way.calls.send_dispatch(x, topk_idx, None, stats, repeats=True)
             into = result = sent.result
-            receive = under_way.sent(sent, waited, lambda: setattr(routing, "handle", result.handle))
+
+            def has_come() -> None:
+                routing.handle = result.handle
+                _handles.let_go(result)
+
+            receive = under_way.sent(sent, waited, has_come)
             if not return_recv_hook:
                 receive()
                 receive = None
@@ -143,8 +148,10 @@ class LowLatency:
         if scales is not None and of.element == "int8":
             scales = scales.squeeze(2)
         rows: Rows_t = into.x if scales is None else (into.x, scales)
-        handle = LowLatencyHandle.of(routing, into, self._known)
-        return rows, into.expert_counts, handle, _event(async_finish), receive
+        counts, handle = into.expert_counts, LowLatencyHandle.of(routing, into, self._known)
+        if receive is None:
+            _handles.let_go(into)
+        return rows, counts, handle, _event(async_finish), receive
 
     @plain
     def combine(

@@ -9,10 +9,14 @@ from moexpress import Communicator, errors
 from moexpress.adapter import GROUP, Element
 
 from . import _checks
+from ._previous import NONE, Previous
 from .utils.math import align
 
 SCALES_ALIGN = 4
 """Columns of scales begin at multiples of so many, which are 16 bytes: what a GPU's bulk copies ask for."""
+
+BULK = 16
+"""Bytes of such a copy. Beneath, scales of rows that do not lie at multiples of it may be copied before they are sent."""
 
 
 class Rows:
@@ -36,11 +40,11 @@ class Rows:
         """Theirs."""
 
     @staticmethod
-    def of(x: Any) -> Rows:
+    def of(x: Any, previous: Previous = NONE) -> Rows:
         """Takes ``x`` or ``(x, scales)``, as DeepEP does.
 
         Scales travel in the places that moexpress has for them, one f32 for each 128 elements, or one byte each where packed UE8M0
-        scales fit exactly; fewer are filled up. Their bits are not looked at.
+        scales fit exactly; fewer are filled up. Their bits are not looked at. ``previous``: what they may come behind.
         """
         if isinstance(x, torch.Tensor):
             _checks.whole("x", x)
@@ -71,7 +75,11 @@ class Rows:
             raise errors.Unsupported(
                 f"{columns} scales a row are not supported: use 1 to {groups}, at most one for each {GROUP} elements"
             )
-        if scales.dtype == torch.int32 and 4 * columns == groups:
+        fits = scales.dtype == torch.int32 and 4 * columns == groups
+        if (columns < groups and not fits) or codes.shape[1] % BULK or codes.data_ptr() % BULK:
+            # They are filled up here, or laid by row beneath.
+            previous.here()
+        if fits:
             return Rows(codes, scales, "fp8-ue8m0", columns, torch.int32)
         dtype = scales.dtype
         scales = scales.view(torch.float32) if dtype == torch.int32 else scales

@@ -15,6 +15,7 @@ from ._arena import Sizes
 from ._communicators import Communicators
 from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expanded
 from ._ep_handle import ElasticRouting, EPHandle
+from ._previous import NONE, Previous
 from ._scales import Rows, column_major
 from ._taking import Rows_t, event
 from .utils.math import align
@@ -126,13 +127,14 @@ class Small:
         copies_choices: bool,
         layout: Layout,
         defer: bool,
+        previous: Previous = NONE,
     ) -> Dispatched:
         """``given``: choices, weights, and what counts are added to."""
         topk_idx, topk_weights, stats = given
         communicator = self.communicator(sizes, rows.x.device)
         slots = self._slots(sizes, counting.most_tokens, counting.alignment)
         lies, most = ((counting.alignment, layout.zeros), slots) if layout.expand else (BY_SOURCE, worst)
-        calls = communicator.in_low_latency
+        calls = self.communicators.in_turn(communicator, previous).in_low_latency
         received = calls.dispatch(
             rows.x,
             topk_idx,
@@ -178,7 +180,13 @@ class Small:
         return told.x, told.choices, weights, handle, event(communicator, defer)
 
     def redispatch(
-        self, rows: Rows, handle: EPHandle, topk_weights: torch.Tensor | None, layout: Layout, defer: bool
+        self,
+        rows: Rows,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None,
+        layout: Layout,
+        defer: bool,
+        previous: Previous = NONE,
     ) -> Dispatched:
         """A cached dispatch. Weights travel, if there are some."""
         routing = handle.routing
@@ -187,14 +195,16 @@ class Small:
         if topk_weights is not None:
             shape = (native.tokens, routing.sizes.topk)
             _checks.tensor("topk_weights", topk_weights, torch.float32, shape, rows.x.device)
-        calls = communicator.in_low_latency
+        calls = self.communicators.in_turn(communicator, previous).in_low_latency
         received = calls.redispatch(rows.x, native, topk_weights, defer, rows.scales, layout.zeros)
         with behind(communicator, defer):
             told = Told.of(rows, received, handle.num_recv_tokens, handle.num_expanded_tokens, layout)
         weights = None if topk_weights is None else told.weights
         return told.x, told.choices, weights, handle, event(communicator, defer)
 
-    def combine(self, x: torch.Tensor, handle: EPHandle, by_choice: bool, defer: bool) -> Combined:
+    def combine(
+        self, x: torch.Tensor, handle: EPHandle, by_choice: bool, defer: bool, previous: Previous = NONE
+    ) -> Combined:
         """Of rows alone, without weights and bias. ``by_choice``: expanded results come back choice by choice."""
         routing = handle.routing
         communicator, native = routing.communicator, routing.native
@@ -202,7 +212,8 @@ class Small:
         weights = None
         if by_choice:
             weights = self._ones[routing.sizes.topk, x.device][: native.tokens]
-        sums = communicator.in_low_latency.combine(x, native, weights, None, defer)
+        calls = self.communicators.in_turn(communicator, previous).in_low_latency
+        sums = calls.combine(x, native, weights, None, defer)
         return sums, None, event(communicator, defer)
 
     def _slots(self, sizes: Sizes, most_tokens: int, alignment: int) -> int:

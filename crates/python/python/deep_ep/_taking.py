@@ -9,6 +9,7 @@ from moexpress import Communicator, Received
 
 from . import _checks
 from ._arena import Arena
+from ._previous import NONE, Previous
 from ._scales import Rows
 from .utils import EventHandle, EventOverlap
 
@@ -40,12 +41,11 @@ def event(communicator: Communicator, defer: bool) -> EventOverlap:
     return EventOverlap(EventHandle(communicator.order.event()) if defer else None)
 
 
-def ordered(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> bool:
-    """Makes the current stream wait for what a call is to come behind. Whether the call is asynchronous."""
+def ordered(
+    previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool
+) -> tuple[bool, Previous]:
+    """Whether a call is asynchronous, and what it is to come behind."""
     if previous_event is None and async_finish is False and allocate_on_comm_stream is False:
-        return False
+        return False, NONE
     defer = _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-    # What a call that was not asynchronous returned is an event without content: there is nothing to wait for.
-    if isinstance(previous_event, EventHandle) or (previous_event is not None and previous_event.event is not None):
-        previous_event.current_stream_wait()
-    return defer
+    return defer, Previous.of(defer, previous_event)

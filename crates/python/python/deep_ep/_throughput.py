@@ -8,16 +8,17 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from moexpress import Received, errors
+from moexpress import Received, adapter, errors
 from moexpress.adapter import Element, limits, plain
 
 from . import _checks
 from . import _npus as npus
 from ._arena import Arena, Sizes
 from ._communicators import WORST_TOKENS, Communicators
-from ._handles import DispatchHandle, Handle, Known, Parts, Routing
+from ._handles import DispatchHandle, Handle, Known, Parts, Routing, rows_between
 from ._internode_handle import InternodeHandle
 from ._members import Members
+from ._previous import NONE, Previous
 from ._scales import Rows
 from ._taking import Rows_t, copy, taken
 from ._taking import event as event_after
@@ -36,7 +37,7 @@ Dispatched = tuple[
 
 
 class Throughput:
-    """The calls of :class:`Buffer` by the same names, with checked options. ``defer``: asynchronous."""
+    """The calls of :class:`Buffer` by the same names, with checked options. ``defer``: asynchronous. ``previous``: what it comes behind then."""
 
     def __init__(self, communicators: Communicators, members: Members) -> None:
         self.communicators, self.members = communicators, members
@@ -59,8 +60,9 @@ class Throughput:
         num_sms: int,
         config: Config | None,
         defer: bool,
+        previous: Previous = NONE,
     ) -> Dispatched:
-        rows = Rows.of(x)
+        rows = Rows.of(x, previous)
         quantizes = rows.element == "bf16" and npus.quantizes(rows.x)
         element: Element = "int8" if quantizes else rows.element
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
@@ -82,15 +84,23 @@ class Throughput:
             _checks.tensor("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, torch.int32, nodes, device)
         _checks.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (experts,), device)
         _checks.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
-        rows_to, dtype = num_tokens_per_rank.tolist, None
+        per_rank, dtype = num_tokens_per_rank, None
+
+        def rows_to() -> list[int]:
+            previous.here()
+            numbers: list[int] = per_rank.tolist()
+            return numbers
+
         if topk_idx is None or topk_weights is None:
             of = Sizes(experts, 1, hidden, element)
             arena = self.communicators.normal(device, of, rows_to)
             rows = Rows.quantized(rows.x, arena.communicator) if quantizes else rows
-            received = arena.communicator.throughput.dispatch_members(
+            previous.here()
+            per_expert = num_tokens_per_expert.tolist()
+            received = self.communicators.in_turn(arena.communicator, previous).throughput.dispatch_members(
                 rows.x,
                 is_token_in_rank,
-                num_tokens_per_expert.tolist(),
+                per_expert,
                 scales=rows.scales,
                 alignment=expert_alignment,
                 worst_rows=num_worst_tokens,
@@ -98,6 +108,8 @@ class Throughput:
                 defer=defer,
             )
         else:
+            if isinstance(topk_idx, torch.Tensor) and topk_idx.dtype is torch.int32:
+                previous.here()
             topk_idx, dtype = _checks.topk_idx(topk_idx), topk_idx.dtype
             topk = topk_idx.shape[1]
             _checks.tensor("topk_idx", topk_idx, torch.int64, (tokens, topk), device)
@@ -107,7 +119,7 @@ class Throughput:
             of = Sizes(experts, topk, hidden, element)
             arena = self.communicators.normal(device, of, rows_to, num_worst_tokens)
             rows = Rows.quantized(rows.x, arena.communicator) if quantizes else rows
-            received = arena.communicator.throughput.dispatch(
+            received = self.communicators.in_turn(arena.communicator, previous).throughput.dispatch(
                 rows.x,
                 topk_idx,
                 topk_weights,
@@ -139,31 +151,34 @@ class Throughput:
         return handed, choices, received.topk_weights, counts, made, event
 
     @plain
-    def redispatch(self, x: Rows_t, handle: object, config: Config | None, defer: bool) -> Dispatched:
-        made = self._routing(handle, x, None)
+    def redispatch(
+        self, x: Rows_t, handle: object, config: Config | None, defer: bool, previous: Previous = NONE
+    ) -> Dispatched:
+        made = self._routing(handle, x, None, previous)
         if isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and made.rows.element == "bf16":
             # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
             arena = made.arena
-            out = arena.communicator.throughput.redispatch(x, made.native, None, defer, arena.outbox(config))
-            received = arena.communicator.order.tensor(out.x(False))
+            communicator = self.communicators.in_turn(arena.communicator, previous)
+            out = communicator.throughput.redispatch(x, made.native, None, defer, arena.outbox(config))
+            received = communicator.order.tensor(out.x(False))
             if received.is_contiguous() and (not arena.has_placed() or arena.keeps(received)):
-                event = event_after(arena.communicator, True) if defer else EventOverlap()
+                event = event_after(communicator, True) if defer else EventOverlap()
                 return received, None, None, None, None, event
-            copied = copy(received, arena.communicator, defer)
+            copied = copy(received, communicator, defer)
             arena.copied(copied)
-            return copied, None, None, None, None, event_after(arena.communicator, defer)
-        rows, arena, native = Rows.of(x), made.arena, made.native
+            return copied, None, None, None, None, event_after(communicator, defer)
+        rows, arena, native = Rows.of(x, previous), made.arena, made.native
         if rows.element != made.rows.element:
             # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
             known = made.others.get(rows.element)
             if known is None:
                 in_rank = handle[self._parts.in_rank]  # type: ignore[index]
-                arena, received_all = self._learn(rows, made, in_rank, defer)
+                arena, received_all = self._learn(rows, made, in_rank, defer, previous)
                 made.others[rows.element] = (arena, received_all.handle)
                 handed = taken(rows, received_all, arena, defer)
                 return handed, None, None, None, None, event_after(arena.communicator, defer)
             arena, native = known
-        communicator = arena.communicator
+        communicator = self.communicators.in_turn(arena.communicator, previous)
         out = communicator.throughput.redispatch(rows.x, native, rows.scales, defer, arena.outbox(config))
         brought = Received(out, communicator.order)
         handed = taken(rows, brought, arena, defer)
@@ -178,13 +193,14 @@ class Throughput:
         bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
         config: Config | None,
         defer: bool,
+        previous: Previous = NONE,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        made = self._routing(handle, x, topk_weights)
+        made = self._routing(handle, x, topk_weights, previous)
         if topk_weights is not None and not made.has_choices:
             raise errors.InvalidArgument(
                 "topk_weights is given, allowed: None along this handle, which has no choices: its dispatch was given no topk_idx"
             )
-        communicator = made.arena.communicator
+        communicator = self.communicators.in_turn(made.arena.communicator, previous)
         combined = communicator.throughput.combine(
             x, made.native, topk_weights=topk_weights, bias=bias, outbox=made.arena.outbox(config), defer=defer
         )
@@ -199,16 +215,17 @@ class Throughput:
         source = received.source_rank, received.source_token
         return InternodeHandle.of(routing, self._known, source, in_rank, self.members.ranks_per_node)
 
-    def _routing(self, handle: object, x: object, topk_weights: torch.Tensor | None) -> Routing:
+    def _routing(self, handle: object, x: object, topk_weights: torch.Tensor | None, previous: Previous) -> Routing:
         """What a handle stands for. One that was put together again is found by the memory of its tensors, or learnt
         by a dispatch of the membership that it holds, if they are copies: all ranks come here with handles of the same
         dispatch, and rows ``x``."""
         self.communicators.check_open()
         if isinstance(handle, DispatchHandle):
-            return self._of_now(self._own(handle))
-        source, in_rank = self._parts.of(handle, self.members.ranks)
+            return self._of_now(self._own(handle, previous))
+        source, in_rank, told = self._parts.of(handle, self.members.ranks)
         routing = self._known.find(source)
         if routing is None:
+            previous.here()
             first = x[0] if isinstance(x, tuple) and x else x
             if not isinstance(first, torch.Tensor) or first.dim() != 2:
                 raise errors.InvalidArgument(f"x is {_checks.told(first)}, allowed: [rows, hidden]")
@@ -216,10 +233,11 @@ class Throughput:
             topk = topk_weights.shape[1] if isinstance(topk_weights, torch.Tensor) and topk_weights.dim() == 2 else None
             arena = self.communicators.like(in_rank.device, hidden, "bf16", topk, in_rank.sum(0).tolist)
             routing = self._learnt(arena, in_rank)
+            self._check_learnt(routing.native, told.cpu())
             self._known.remember(source, routing)
         return self._of_now(routing)
 
-    def _own(self, handle: DispatchHandle) -> Routing:
+    def _own(self, handle: DispatchHandle, previous: Previous) -> Routing:
         """The routing of a handle in communicators of this buffer. Of a handle of another one it is learnt, once, as of copies: callers make a larger
         buffer between the ways there and back."""
         made = handle.routing
@@ -227,6 +245,7 @@ class Throughput:
             return made
         routing = self._of_others.get(handle)
         if routing is None:
+            previous.here()
             parts = Parts.ONE_NODE if isinstance(handle, Handle) else Parts.SEVERAL_NODES
             in_rank, device = handle[parts.in_rank], made.arena.communicator.device
             shape = (made.native.tokens, self.members.ranks)
@@ -234,7 +253,9 @@ class Throughput:
             _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, device)
             sizes = made.rows._replace(element="bf16")
             arena = self.communicators.normal(device, sizes, in_rank.sum(0).tolist, made.worst)
-            routing = self._of_others[handle] = self._learnt(arena, in_rank, made.worst, made.has_choices)
+            routing = self._learnt(arena, in_rank, made.worst, made.has_choices)
+            self._check_like(routing.native, made)
+            self._of_others[handle] = routing
         return routing
 
     def _learnt(self, arena: Arena, in_rank: torch.Tensor, worst: int = 0, has_choices: bool = True) -> Routing:
@@ -249,22 +270,57 @@ class Throughput:
             raise errors.InvalidArgument("handle is of before a recovery, allowed: one of after it")
         return routing
 
-    def _learn(self, rows: Rows, made: Routing, in_rank: torch.Tensor, defer: bool) -> tuple[Arena, Received]:
+    def _learn(
+        self, rows: Rows, made: Routing, in_rank: torch.Tensor, defer: bool, previous: Previous
+    ) -> tuple[Arena, Received]:
         """A cached dispatch whose rows are of another type than the handle's, for the first time."""
         # The tensor is the caller's, who may have resized it since; torch sums it up without a look at its storage.
         shape = (rows.x.shape[0], self.members.ranks)
         _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, rows.x.device)
-        arena = self.communicators.normal(
-            rows.x.device, Sizes(made.rows.experts, 1, made.rows.hidden, rows.element), in_rank.sum(0).tolist
-        )
-        return arena, self._members(arena, rows.x, rows.scales, in_rank, defer, made.worst)
 
-    @staticmethod
+        def rows_to() -> list[int]:
+            previous.here()
+            numbers: list[int] = in_rank.sum(0).tolist()
+            return numbers
+
+        sizes = Sizes(made.rows.experts, 1, made.rows.hidden, rows.element)
+        arena = self.communicators.normal(rows.x.device, sizes, rows_to)
+        received = self._members(arena, rows.x, rows.scales, in_rank, defer, made.worst, previous)
+        self._check_like(received.handle, made)
+        return arena, received
+
+    def _check_like(self, learnt: adapter.Handle, made: Routing) -> None:
+        """Refuses a learnt routing that is not the one it stands for. Where counts stay on the GPU nobody looks: that would wait for it."""
+        if not made.worst:
+            self._check_learnt(learnt, rows_between(made.native, self.members.ranks))
+
+    def _check_learnt(self, learnt: adapter.Handle, told: torch.Tensor) -> None:
+        """Refuses a membership that brought other rows than the handle says. All ranks know the rows between all of them, and come to the same. Over
+        several nodes a handle's tensors say only what came here.
+
+        Args:
+            told: int32 ``[ranks, ranks]``, as :func:`rows_between`; or this rank's column.
+        """
+        between = rows_between(learnt, self.members.ranks)
+        between = between if told.dim() == 2 else between[:, self.communicators.meeting.rank]
+        if told.dtype != torch.int32 or not torch.equal(between, told):
+            raise errors.InvalidArgument(
+                "is_token_in_rank of the handle brings other rows than its dispatch did, allowed: what it was then, on all ranks; "
+                "it has been written to since, or was not that of topk_idx"
+            )
+
     def _members(
-        arena: Arena, x: torch.Tensor, scales: torch.Tensor | None, in_rank: torch.Tensor, defer: bool, worst: int = 0
+        self,
+        arena: Arena,
+        x: torch.Tensor,
+        scales: torch.Tensor | None,
+        in_rank: torch.Tensor,
+        defer: bool,
+        worst: int = 0,
+        previous: Previous = NONE,
     ) -> Received:
         """A dispatch of a membership that says nothing of experts. ``worst``: rows to make room for, in calls along its handle, too."""
         nobody = [0] * arena.communicator.experts
-        return arena.communicator.throughput.dispatch_members(
+        return self.communicators.in_turn(arena.communicator, previous).throughput.dispatch_members(
             x, in_rank, nobody, scales=scales, alignment=1, worst_rows=worst, device_counts=worst > 0, defer=defer
         )

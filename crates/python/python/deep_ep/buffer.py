@@ -202,7 +202,8 @@ class Buffer(NotServed):
             int32 ``[ranks]`` tokens for each rank; int32 ``[nodes]`` tokens for each node, or None on one; int32 ``[experts]`` tokens for
             each expert; bool ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
-        defer = ordered(previous_event, async_finish, allocate_on_comm_stream)
+        defer, previous = ordered(previous_event, async_finish, allocate_on_comm_stream)
+        previous.here()
         per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
         per_node = self._members.of_nodes(in_rank)
         return per_rank, per_node, per_expert, in_rank, EventOverlap(EventHandle() if defer else None)
@@ -245,11 +246,11 @@ class Buffer(NotServed):
         if config is not None:
             _checks.config(config)
         none("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "low_latency_dispatch's, on CPUs and GPUs")
-        defer = ordered(previous_event, async_finish, allocate_on_comm_stream)
+        defer, previous = ordered(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise errors.InvalidArgument("topk_idx is given with a handle, allowed: None in a cached dispatch")
-            return self._throughput.redispatch(x, handle, config, defer)
+            return self._throughput.redispatch(x, handle, config, defer, previous)
         self._communicators.multiprocessors = Buffer.num_sms
         return self._throughput.dispatch(
             x,
@@ -264,6 +265,7 @@ class Buffer(NotServed):
             Buffer.num_sms if config is None else config.num_sms,
             config,
             defer,
+            previous,
         )
 
     def combine(
@@ -295,8 +297,8 @@ class Buffer(NotServed):
         if config is not None:
             _checks.config(config)
         none("combine_send_cost_stats", combine_send_cost_stats, "low_latency_combine's, on CPUs and GPUs")
-        defer = ordered(previous_event, async_finish, allocate_on_comm_stream)
-        return self._throughput.combine(x, handle, topk_weights, bias, config, defer)
+        defer, previous = ordered(previous_event, async_finish, allocate_on_comm_stream)
+        return self._throughput.combine(x, handle, topk_weights, bias, config, defer, previous)
 
     def internode_dispatch(
         self,

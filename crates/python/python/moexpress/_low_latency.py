@@ -87,7 +87,9 @@ class LowLatency:
             asked = (repeats, lies, host_counts, most_rows)
             handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added, room)
         except (TypeError, OverflowError):
-            # Looked at only now: on the path of every call. Nothing has moved.
+            # Looked at only now: on the path of every call. What it is not the reason of may come of a signal handler, behind a call that was made.
+            if isinstance(host_counts, bool):
+                raise
             asked = (repeats, lies, _limits.flag("host_counts", host_counts), most_rows)
             handle, into = self.native.low_dispatch(when, (rows, choices, weights, asked), None, added, room)
         return LowReceived(into, handle, order)

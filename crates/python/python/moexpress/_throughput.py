@@ -54,16 +54,16 @@ class Throughput:
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights)
         when, batch, routing = (order.current(), defer), (rows, tokens, _scales(scales)), (choices, weights)
+        by_expert, zero_spare = _limits.flag("by_expert", by_expert), _limits.flag("zero_spare", zero_spare)
+        device_counts = _limits.flag("device_counts", device_counts)
+        asked = (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)
         try:
-            asked = (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)
             out = self.native.dispatch(when, batch, routing, asked)
         except (TypeError, OverflowError):
-            # Looked at only now: on the path of every call. Nothing has moved.
-            alignment = _limits.number("alignment", alignment)
-            room = _limits.number("worst_rows", worst_rows), _limits.flag("zero_spare", zero_spare)
-            device_counts = _limits.flag("device_counts", device_counts)
-            asked = (alignment, _limits.flag("by_expert", by_expert), room, device_counts, repeats, outbox)
-            out = self.native.dispatch(when, batch, routing, asked)
+            # Numbers are looked at only now: on the path of every call. Where they are right a signal handler raised it, perhaps when all had moved.
+            _limits.number("alignment", alignment)
+            _limits.number("worst_rows", worst_rows)
+            raise
         return Received(out, order)
 
     def dispatch_members(

@@ -18,6 +18,7 @@ from .._elastic_terms import Combined, Counting, Dispatched, Layout
 from .._ep_handle import EPHandle
 from .._members import Members
 from .._not_offered import NotOffered
+from .._previous import Previous
 from .._small import Small
 from .._taking import Rows_t
 from ..utils import EventHandle, EventOverlap
@@ -307,8 +308,8 @@ class ElasticBuffer(NotOffered):
         }
         if handle is not None:
             self._check_cached(handle, topk_idx, sync, given)
-            _wait(previous_event, previous_event_before_epilogue)
-            return self._calls.redispatch(x, handle, topk_weights, layout, defer)
+            previous = _previous(defer, previous_event, previous_event_before_epilogue)
+            return self._calls.redispatch(x, handle, topk_weights, layout, defer, previous)
         if topk_idx is None:
             raise errors.InvalidArgument("topk_idx is None, allowed: int64 [tokens, topk], or a handle instead")
         experts = given.get("num_experts", 0)
@@ -328,9 +329,11 @@ class ElasticBuffer(NotOffered):
                 f"num_max_tokens_per_rank is 0, allowed: 1 to {WORST_TOKENS}, here or for the buffer"
             )
         self._communicators.multiprocessors = sms
-        _wait(previous_event, previous_event_before_epilogue)
+        previous = _previous(defer, previous_event, previous_event_before_epilogue)
         stats = cumulative_local_expert_recv_stats
-        return self._calls.dispatch(x, topk_idx, topk_weights, stats, experts, counting, sms, copies, layout, defer)
+        return self._calls.dispatch(
+            x, topk_idx, topk_weights, stats, experts, counting, sms, copies, layout, defer, previous
+        )
 
     def combine(
         self,
@@ -367,8 +370,8 @@ class ElasticBuffer(NotOffered):
         limits.number("num_sms", num_sms)
         limits.number("num_qps", num_qps, 0, self.num_allocated_qps)
         self._check_handle(handle)
-        _wait(previous_event, previous_event_before_epilogue)
-        return self._calls.combine(x, handle, topk_weights, bias, self.allow_multiple_reduction, defer)
+        previous = _previous(defer, previous_event, previous_event_before_epilogue)
+        return self._calls.combine(x, handle, topk_weights, bias, self.allow_multiple_reduction, defer, previous)
 
     # Inside.
 
@@ -395,11 +398,9 @@ class ElasticBuffer(NotOffered):
         return handle
 
 
-def _wait(*events: Any) -> None:
-    """Makes the current stream wait for what a call is to come behind."""
+def _previous(defer: bool, *events: Any) -> Previous:
+    """What a call is to come behind."""
     for event in events:
         if event is not None and not isinstance(event, EventOverlap | EventHandle):
             raise errors.InvalidArgument(f"previous_event is a {type(event).__name__}, allowed: an EventHandle")
-        # An event without content is of a call that was not asynchronous.
-        if isinstance(event, EventHandle) or (event is not None and event.event is not None):
-            event.current_stream_wait()
+    return Previous.of(defer, *events)

@@ -41,11 +41,14 @@ class EventOverlap:
         self.hook_after_wait: Callable[[], Any] | None = None
         self._releases = False
 
-    def current_stream_wait(self, release_handle: bool = False) -> None:
+    def current_stream_wait(self, release_handle: bool = False) -> Any:
         """Makes the current stream wait for the event, and calls the hook.
 
         Args:
             release_handle: let go of the event then.
+
+        Returns:
+            What the hook returned; None where there is none.
 
         Raises:
             AssertionError: the call was not asynchronous and has no event.
@@ -53,10 +56,14 @@ class EventOverlap:
         assert self.event is not None, "this call was not asynchronous: there is no event to wait for"
         self.event.current_stream_wait()
         hook, self.hook_after_wait = self.hook_after_wait, None
-        if hook is not None:
-            hook()
+        result = None if hook is None else hook()
         if release_handle:
             self.event = None
+        return result
+
+    def wait(self) -> Any:
+        """:meth:`current_stream_wait`, of newer versions."""
+        return self.current_stream_wait()
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], Any]) -> None:
         """Calls ``hook_after_wait`` once, behind the next wait.
