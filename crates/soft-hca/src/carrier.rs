@@ -116,7 +116,7 @@ impl Region {
 pub(crate) fn work(state: &State) -> Work {
     let mut work = Work::default();
     for (card, held) in state.cards.iter().enumerate().filter(|(_, held)| !held.dead) {
-        let all = held.qps.iter().filter(|(_, qp)| sends(qp));
+        let all = held.qps.iter().filter(|(_, qp)| qp.hears());
         work.queues.extend(all.filter_map(|(&number, qp)| queue(state, card, number, qp)));
         work.regions.extend(held.mrs.values().map(|mr| Region {
             card,
@@ -128,16 +128,11 @@ pub(crate) fn work(state: &State) -> Work {
             bytes: mr.memory.len() as u64,
             access: mr.access,
         }));
-        let rung = |page: u32| held.qps.values().any(|qp| qp.uar == page && sends(qp));
+        let rung = |page: u32| held.qps.values().any(|qp| qp.uar == page && qp.hears());
         let pages = held.uars.iter().filter(|(number, _)| rung(**number));
         work.pages.extend(pages.map(|(_, uar)| (card, uar.page.base() as u64)));
     }
     work
-}
-
-/// It sends, or flushes.
-fn sends(qp: &Qp) -> bool {
-    matches!(qp.state, QpState::ReadyToSend | QpState::Error)
 }
 
 fn queue(state: &State, card: usize, number: u32, qp: &Qp) -> Option<Queue> {

@@ -8,6 +8,7 @@ use super::{
 use crate::Link;
 use crate::bits::Field;
 use crate::complaint::Rule;
+use crate::engine::bell;
 use crate::fabric::QpView;
 use crate::objects::Qp;
 use tables::qp::*;
@@ -60,6 +61,11 @@ impl Qp {
             retired: self.retired,
             syndrome: self.syndrome,
         }
+    }
+
+    /// Whether it has something to do when a bell rings: it sends, or flushes.
+    pub(crate) fn hears(&self) -> bool {
+        matches!(self.state, QpState::ReadyToSend | QpState::Error)
     }
 
     /// Nothing under way, indices zero.
@@ -202,6 +208,10 @@ pub(crate) fn modify(command: &mut Command<'_>, opcode: u16, number: u32) -> Res
         INIT2RTR => receive(command)?,
         RTR2RTS => send(command, number)?,
         _ => {}
+    }
+    if to == QpState::Reset {
+        // What was rung before this command reaches the card before it, and is forgotten with the rest.
+        bell::look_at(command.card);
     }
     command.card.halt();
     let input = command.input;

@@ -3,7 +3,6 @@
 use super::At;
 use super::layout::record;
 use crate::complaint::Rule;
-use crate::devx::qp::QpState;
 use crate::fabric::State;
 use crate::objects::{Bell, CardState, Qp};
 
@@ -12,16 +11,20 @@ pub(crate) const REGISTER: usize = 0x800;
 
 /// Takes what has been written to doorbell registers. True: something has.
 pub(crate) fn look(state: &mut State) -> bool {
+    let living = state.cards.iter_mut().filter(|card| !card.dead);
+    living.fold(false, |rung, card| look_at(card) || rung)
+}
+
+/// The same of one card.
+pub(crate) fn look_at(card: &mut CardState) -> bool {
     let mut rung = false;
-    for card in state.cards.iter_mut().filter(|card| !card.dead) {
-        let pages: Vec<u32> = card.uars.keys().copied().collect();
-        for page in pages {
-            let bell = card.uars[&page].page.take(REGISTER);
-            if bell != [0; 8] {
-                rung = true;
-                card.counts.bells += 1;
-                sort(card, page, bell);
-            }
+    let pages: Vec<u32> = card.uars.keys().copied().collect();
+    for page in pages {
+        let bell = card.uars[&page].page.take(REGISTER);
+        if bell != [0; 8] {
+            rung = true;
+            card.counts.bells += 1;
+            sort(card, page, bell);
         }
     }
     rung
@@ -53,10 +56,9 @@ fn sort(card: &mut CardState, page: u32, bell: [u8; 8]) {
         ),
     }
     // A register is one place here. Bells of several queue pairs that share the page may have overwritten one another,
-    // as they would not on a real card.
-    for (_, other) in card.qps.iter_mut().filter(|(other, qp)| qp.uar == page && **other != number) {
-        other.bells.push_back(Bell::Perhaps);
-    }
+    // as they would not on a real card. One that cannot send was not rung: its record may be of before it was reset.
+    let others = card.qps.iter_mut().filter(|(other, qp)| qp.uar == page && **other != number);
+    others.filter(|(_, qp)| qp.hears()).for_each(|(_, qp)| qp.bells.push_back(Bell::Perhaps));
 }
 
 /// Bells that may wait to be heard, and so how many depths of a queue the oldest can be behind.
@@ -121,7 +123,7 @@ fn read_record(state: &mut State, at: At) {
 /// Moves the producer index forward to one of 16 bits. One that is behind is stale, and ignored.
 fn advance(card: &mut CardState, number: u32, index: u16, whose: &str) {
     let Some(qp) = card.qps.get_mut(&number) else { return };
-    if !matches!(qp.state, QpState::ReadyToSend | QpState::Error) {
+    if !qp.hears() {
         let text =
             format!("queue pair {number:#x}: a {whose} of index {index:#x}, and the queue pair is {:?}", qp.state);
         // A record that is zero says nothing.

@@ -1,12 +1,14 @@
 //! Commands and objects: what is refused, and what is said of it.
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
 
 use soft_hca::abi::{self, UmemIn};
 use soft_hca::{Card, Fabric, Link, Model, Mood, QpState, Rule};
 
 use crate::Pair;
 use crate::message::{Command, get};
+use crate::poster::{Poster, SIGNAL};
 use crate::side::{PAGE, Queue, Side};
 
 const BAD_PARAM: u8 = 3;
@@ -159,7 +161,7 @@ fn memory_that_was_not_prepared_is_refused() {
     free(&side, queue);
     let place = side.add_queue(4, 4, true);
     let queue = &side.queues[place];
-    queue.arena.word(4).store(7, std::sync::atomic::Ordering::Relaxed);
+    queue.arena.word(4).store(7, Ordering::Relaxed);
     for (command, outcome) in [
         (Side::init(queue.number), Ok(())),
         (side.rtr(queue.number, &side, queue.number), Ok(())),
@@ -315,6 +317,54 @@ fn a_bell_comes_before_the_end_of_its_queue_pair() {
     destroy(&side, cq);
     free(&side, queue);
     side.close();
+}
+
+/// A bell that was rung before its queue pair was reset is forgotten with all else: it is of no life that comes after.
+#[test]
+fn a_bell_comes_before_the_reset_of_its_queue_pair() {
+    for lives in [1, 2] {
+        let pair = Pair::new(Link::Ethernet, Mood::mild(), 2, 1, 4, 4, true);
+        let (a, queue) = (&pair.a, &pair.a.queues[0]);
+        let mut poster = Poster::new(None);
+        poster.element(queue, 0, SIGNAL, &[]);
+        poster.ring(queue);
+        reset(a, queue);
+        if lives == 2 {
+            queue.arena.word(4).store(0, Ordering::Release);
+            a.connect(0, &pair.b);
+        }
+        pair.fabric.settle();
+        assert_eq!(a.card.take_complaints(), [], "{lives}");
+        assert_eq!(a.card.queue_pairs()[0].produced, 0, "{lives}");
+        pair.close();
+    }
+}
+
+/// A bell may hide another of the same page: but not of a queue pair that was reset, whose record is still that of its last life.
+#[test]
+fn a_bell_says_nothing_of_a_neighbour_that_was_reset() {
+    let pair = Pair::with(Link::Ethernet, Mood::mild(), 2, (2, 4, 4), true, 1);
+    let a = &pair.a;
+    for queue in &a.queues {
+        let mut poster = Poster::new(None);
+        poster.element(queue, 0, SIGNAL, &[]);
+        poster.ring(queue);
+        assert_eq!(poster.drain(&pair.fabric, queue), Ok(true));
+        if queue.number == a.queues[0].number {
+            reset(a, queue);
+        }
+    }
+    pair.fabric.settle();
+    assert_eq!(a.card.take_complaints(), []);
+    let mut produced: Vec<u64> = a.card.queue_pairs().iter().map(|view| view.produced).collect();
+    produced.sort_unstable();
+    assert_eq!(produced, [0, 1]);
+    pair.close();
+}
+
+fn reset(side: &Side, queue: &Queue) {
+    let reset = Command::new(0x50a, 16).set(0x48, 24, queue.number.into());
+    assert_eq!(side.modify(queue.qp, &reset), Ok(()));
 }
 
 /// A bell beside the register is none, and is told when the page goes.
