@@ -84,7 +84,9 @@ EP_DEV void ep_hca_target(const EpHcaQueue& q, const EpHcaRegion* regions, EpUni
     if (access == EP_HCA_REMOTE_ATOMIC && address % 8 != 0) return ep_hca_fail(e, EP_HCA_REMOTE_INVALID);
     if (bytes == 0) return;
     e.to = ep_hca_place(regions + q.peer, q.peer_count, true, ep_hca_big(remote.z), access, address, bytes);
-    if (e.to == 0) ep_hca_fail(e, EP_HCA_REMOTE_ACCESS);
+    if (e.to == 0) return ep_hca_fail(e, EP_HCA_REMOTE_ACCESS);
+    /* A region need not begin at an address that is as even as its own. */
+    if (access == EP_HCA_REMOTE_ATOMIC && e.to % 8 != 0) ep_hca_fail(e, EP_HCA_REMOTE_INVALID);
 }
 
 EP_DEV void ep_hca_read_write(const EpHcaQueue& q, const EpHcaRegion* regions, ep_u64 at, const EpUnit* segment, ep_u32 segments, EpHcaElement& e) {

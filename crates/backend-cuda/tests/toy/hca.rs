@@ -53,7 +53,7 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 
 #[test]
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
-    let mutations: [(Mutation, &str); 20] = [
+    let mutations: [(Mutation, &str); 21] = [
         (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
         // What comes first, by how the threads run.
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
@@ -65,6 +65,7 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         (("offset <= one.bytes - bytes)", "offset <= one.bytes)"), "opcode 0 of its completion"),
         (("one.local_key) != key ||", "one.local_key) == 0 ||"), "opcode 0 of its completion"),
         (("(one.access & access) != access", "false"), "opcode 0 of its completion"),
+        (("e.to % 8 != 0)", "false)"), "opcode 0 of its completion"),
         (("if ((q.rights & access) == 0)", "if (false)"), "opcode 0 of its completion"),
         (("if (ep_hca_queue(a, queue)->syndrome != 0)", "if (false)"), "completion 3 is of"),
         (("e.opcode, 0, EP_HCA_FLUSHED)", "e.opcode, 0, q->syndrome)"), "not 5"),

@@ -168,7 +168,7 @@ fn admit(state: &State, at: At, to: At, place: usize) -> Result<bool, (u8, Strin
             format!("no memory of the peer's domain has the remote key {:#x}", target.key),
         ));
     };
-    if mr.range(target.addr, element.len()).is_none() {
+    let Some(memory) = mr.range(target.addr, element.len()) else {
         let text = format!(
             "{:#x} bytes at {:#x}, and the peer's region has {:#x} at {:#x}",
             element.len(),
@@ -177,6 +177,11 @@ fn admit(state: &State, at: At, to: At, place: usize) -> Result<bool, (u8, Strin
             mr.iova
         );
         return Err((syndrome::REMOTE_ACCESS, text));
+    };
+    // A region need not begin at an address that is as even as its own.
+    if message.is_fetch_add() && !memory.base().is_multiple_of(8) {
+        let text = format!("a fetch-add at {:#x}, which lies at {:#x}", target.addr, memory.base());
+        return Err((syndrome::REMOTE_INVALID, text));
     }
     if mr.access & access == 0 {
         return Err((

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use soft_hca::{Link, Mood, QpState, Rule};
+use soft_hca::{Link, Mood, QpState, Rule, abi};
 
 use crate::Pair;
 use crate::message::Command;
@@ -106,6 +106,22 @@ fn a_misaligned_fetch_add_ends_with_syndrome_12h() {
     let back = (a.cells.addr(0), Side::keys(a.cells_mr).0);
     poster.fetch_add(&a.queues[0], SIGNAL, (b.cells.addr(12), Side::keys(b.cells_mr).1), 1, back);
     assert_eq!(ends(&pair, poster), (0x12, vec![Rule::Access]));
+}
+
+/// Addresses of a region may be even where its memory is not: the peer refuses, and the cards go on.
+#[test]
+fn a_fetch_add_into_memory_that_is_askew_ends_with_syndrome_12h() {
+    let pair = pair(5);
+    let (a, b) = (&pair.a, &pair.b);
+    let access = abi::LOCAL_WRITE | abi::REMOTE_WRITE | abi::REMOTE_ATOMIC;
+    // SAFETY: memory of the pair, which outlives its cards.
+    let askew = unsafe { (b.lib.ibv_reg_mr_iova2)(b.pd, b.cells.at(4), 64, 0, access) };
+    assert!(!askew.is_null());
+    let mut poster = Poster::new(None);
+    let back = (a.cells.addr(0), Side::keys(a.cells_mr).0);
+    poster.fetch_add(&a.queues[0], SIGNAL, (0, Side::keys(askew).1), 1, back);
+    assert_eq!(ends(&pair, poster), (0x12, vec![Rule::Access]));
+    assert_eq!(b.cells.read(0, 16), [0; 16]);
 }
 
 /// The first syndrome, then 5 for all that was posted behind it, then 5 for what is posted later. A reset begins at zero.

@@ -255,6 +255,7 @@ const Fault kFaults[] = {
     {"peer's bounds", 0x13, [](Pair& p, unsigned char* e, unsigned char*) { big8(e + 16, kIova + p.rows.size() - 99); }, false},
     {"fetch-add into rows", 0x13, [](Pair&, unsigned char*, unsigned char* e) { big8(e + 16, kIova), big4(e + 24, kRows); }, true},
     {"fetch-add askew", 0x12, [](Pair&, unsigned char*, unsigned char* e) { big8(e + 16, 0x1004); }, true},
+    {"fetch-add into memory askew", 0x12, [](Pair& p, unsigned char*, unsigned char*) { p.regions[3].iova += 4; }, true},
     {"no right to add", 0x12, [](Pair& p, unsigned char*, unsigned char*) { p.row.rights = EP_HCA_REMOTE_WRITE; }, true},
     {"index", 0x02, [](Pair&, unsigned char* e, unsigned char*) { e[2] ^= 1; }, false},
     {"queue pair", 0x02, [](Pair&, unsigned char* e, unsigned char*) { e[6] ^= 1; }, false},
