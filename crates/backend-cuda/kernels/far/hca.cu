@@ -78,7 +78,7 @@ EP_DEV void ep_hca_complete(const EpHcaQueue& q, ep_u64 number, ep_u64 index, ep
 /* When the link has sent so many bytes that it was told of at `heard`, and they have arrived. By one lane. */
 EP_DEV ep_u64 ep_hca_due(const EpHcaArgs& a, ep_u64 bytes, ep_u64 heard) {
     ep_u64* link = &ep_hca_state(a)->link;
-    const ep_u64 takes = bytes * a.pace / 1000;
+    const ep_u64 takes = bytes * a.pace / 1000000;
     for (ep_u64 was = ep_ld_acquire(link);;) {
         const ep_u64 free = (was > heard ? was : heard) + takes, seen = ep_atomic_replace(link, was, free);
         if (seen == was) return (bytes <= EP_HCA_SHORT ? heard + takes : free) + a.latency;

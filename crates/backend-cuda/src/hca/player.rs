@@ -114,7 +114,7 @@ impl Player {
             halt: self.halt.address(),
             latency: self.pace.latency.as_nanos() as u64,
             idle: IDLE.as_nanos() as u64,
-            pace: 8000 / self.pace.gigabits,
+            pace: femtoseconds(self.pace.gigabits),
             queue_count: told.tables.queues.len() as u32,
             register_count: told.tables.pages.len() as u32,
             piece: self.piece.0,
@@ -169,6 +169,12 @@ impl Player {
     }
 }
 
+/// What the link takes for a byte. Fine enough for all rates that [`Pace`] admits: of 8000 Gb/s it is 1000. A message of 2^30 bytes at 1 Gb/s
+/// takes some 2^53 of them, so the kernel counts them in 64 bits.
+const fn femtoseconds(gigabits: u32) -> u32 {
+    8_000_000 / gigabits
+}
+
 /// Bytes of a piece, of which a block has room for two for each of its warps that copy, and of that room.
 fn piece(warps: u32, shared_memory: u32) -> (u32, u32) {
     let unit = *PIECE.start();
@@ -193,5 +199,17 @@ mod tests {
             }
         }
         assert_eq!(piece(15, 226 << 10), (7680, 230_400));
+    }
+
+    /// Within a thousandth, also of rates that divide nothing.
+    #[test]
+    fn a_link_is_as_fast_as_it_was_asked_for() {
+        for gigabits in 1..=8000 {
+            let is = 8e6 / f64::from(femtoseconds(gigabits));
+            let asked = f64::from(gigabits);
+            assert!(is >= asked && is < asked * 1.001, "{gigabits} Gb/s: {is}");
+        }
+        let longest = (1 << 30) + (1 << 19);
+        assert!(u64::from(femtoseconds(1)).checked_mul(longest).is_some());
     }
 }

@@ -58,7 +58,7 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         // What comes first, by how the threads run.
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
         (("!(ep_now() >= mine.due)", "false"), "8008 bytes"),
-        (("bytes * a.pace / 1000;", "bytes * 0;"), "8008 bytes"),
+        (("bytes * a.pace / 1000000;", "bytes * 0;"), "8008 bytes"),
         (("(number >> q.log_completions & 1)", "(0)"), "does not come"),
         (("(ep_u32)(index & 0xffff) << 16", "(ep_u32)(number & 0xffff) << 16"), "is of"),
         (("(e.flags & EP_HCA_COMPLETE) != 0)", "true)"), "is of"),

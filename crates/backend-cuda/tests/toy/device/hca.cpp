@@ -188,7 +188,7 @@ struct Adapter {
     ep_u64 page = 0, seen[2] = {}, registers[1] = {at(&page)};
     ep_u32 halt = 0;
     ep_u64 latency = microseconds(3);
-    ep_u32 pace = 20;
+    ep_u32 pace = 20000;
 
     explicit Adapter(std::vector<Pair*> all) : pairs(std::move(all)) {
         for (Pair* pair : pairs) {
@@ -332,7 +332,7 @@ void behind() {
 void speed() {
     Pair pair(0x5, 3);
     Adapter adapter({&pair});
-    adapter.latency = microseconds(4000), adapter.pace = 1000000;
+    adapter.latency = microseconds(4000), adapter.pace = 1000000000;
     pair.write(0, 8000, true, false, 1);
     pair.add(3, 1, true);
     const ep_u64 began = Pair::ep_now_();
