@@ -335,8 +335,11 @@ EP_DEV void ep_hca_work(const EpHcaArgs& a, EpHcaBlock& block, ep_u8* pool) {
         if (ends == 2) break;
         const bool rung = rings != heard;
         heard = rings;
-        /* Behind what was rung for. */
-        if (rung) ep_fence_sys();
+        if (rung) {
+            /* Behind what was rung for: lane 0 has heard it, and the others behind that. */
+            ep_fence_block();
+            ep_warp_meet();
+        }
         if (rung || s.has) ep_hca_sweep(a, s, rung);
         const bool carries = ep_hca_carry(a, s.hands, true), acts = carries || s.acts;
         if (ends == 1 && !acts) break;
@@ -360,7 +363,14 @@ EP_DEV void ep_hca_listen(const EpHcaArgs& a, EpHcaBlock& block) {
         const bool rung = ep_warp_any(value != last);
         last = value;
         stirs |= rung;
-        if (rung && lane == 0) block.rings = block.rings + 1;
+        if (rung) {
+            /* What any lane has seen in its register comes before the ring for whoever hears that: so he finds the record that was written before. */
+            ep_warp_meet();
+            if (lane == 0) {
+                ep_fence_block();
+                block.rings = block.rings + 1;
+            }
+        }
         /* Registers and the host's word are far: a bell is not to wait for that each time. */
         if (looks % EP_HCA_LOOKS != 0) continue;
         const ep_u32 halted = ep_warp_shuffle(lane == 0 ? ep_ld_acquire4((const void*)a.halt) : 0, 0);

@@ -18,8 +18,14 @@ type Mutation = (&'static str, &'static str);
 fn program(mutation: Option<Mutation>) -> Option<TempDir> {
     let compiler = compiler()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let own = [("hca.cu", Source::Hca.text()), ("hca.cpp", include_str!("device/hca.cpp"))];
-    let own = own.map(|(name, text)| (name, text.to_owned()));
+    // The word by which a warp tells the others of a bell is one that is watched.
+    let (word, watched) = ("    volatile ep_u32 rings; ", "    bell::Ring rings; ");
+    assert_eq!(Source::Hca.text().matches(word).count(), 1, "the kernel has it once: {word}");
+    let own = [
+        ("hca.cu", Source::Hca.text().replace(word, watched)),
+        ("hca.cpp", include_str!("device/hca.cpp").to_owned()),
+        ("bell.h", include_str!("device/bell.h").to_owned()),
+    ];
     let mut found = 0;
     for (name, mut text) in headers().into_iter().chain(own).filter(|(name, _)| !processor::has(name)) {
         if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_copy.h", "ep_hca_element.h"].contains(&name)) {
@@ -53,7 +59,7 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 
 #[test]
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
-    let mutations: [(Mutation, &str); 21] = [
+    let mutations: [(Mutation, &str); 23] = [
         (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
         // What comes first, by how the threads run.
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
@@ -73,6 +79,15 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         (
             ("e.add = ep_hca_wide(segment[2].x, segment[2].y)", "e.add = ep_hca_big(segment[2].x)"),
             "the cell is 0, and was 0",
+        ),
+        // A bell orders nothing: at the warp that listens, at those that serve.
+        (
+            ("                ep_fence_block();\n                block.rings", "                block.rings"),
+            "orders nothing",
+        ),
+        (
+            ("            ep_fence_block();\n            ep_warp_meet();\n", "            ep_warp_meet();\n"),
+            "has not fenced",
         ),
         // A batch counts as copied before all its pieces are.
         (("->done) == mine.pieces", "->done) > 0"), "not what was written before the signal"),

@@ -5,6 +5,7 @@
  * Elements are written and completions read by the layout of their bytes, apart from the kernel's own text.
  */
 #include "ep_device.h"
+#include "bell.h"
 
 /* The one word of CUDA that the kernel has. */
 template <class T, class V> static inline T atomicAdd_system(T* at, V by) { return __atomic_fetch_add(at, (T)by, __ATOMIC_ACQ_REL); }
