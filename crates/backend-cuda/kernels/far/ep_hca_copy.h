@@ -3,7 +3,8 @@
  * writes names are cut into pieces, which all warps of all blocks take and copy.
  *
  *   job    a batch (EpHcaJob), in the tables, where both blocks find it. A bit of EpHcaState.open says that nobody has taken some piece of it
- *   take   by an atomic on the word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before
+ *   take   by an atomic on the word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before.
+ *          A warp that goes on with a batch asks for nothing else: it has the batch's stretches in registers
  *   carry  by way of shared memory, as the bytes that registers hold are too few. A warp fetches a piece while it stores the one before
  *   done   all lanes that stored fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A warp that copies more of
  *          the same batch fences once, when it turns to another
@@ -21,18 +22,36 @@ struct EpHcaPiece {
     ep_u32 bytes, job;
 };
 
+/* A stretch of a job, one a lane; `until`: pieces of it and of all before. */
+struct EpHcaStretch {
+    ep_u64 to, from;
+    ep_u32 bytes, until;
+};
+
 /* What a warp copies. */
 struct EpHcaHands {
-    ep_u8* room;     /* for two pieces */
-    ep_u32 half;     /* which of them has room for the next */
-    EpHcaPiece held; /* fetched into the other */
-    ep_u32 stored;   /* pieces of the job `last` that do not count yet */
+    ep_u8* room;          /* for two pieces */
+    ep_u32 half;          /* which of them has room for the next */
+    EpHcaPiece held;      /* fetched into the other: of the job `last` */
+    ep_u32 stored;        /* pieces of the job `last` that do not count yet */
     ep_u32 last;
+    EpHcaStretch stretch; /* of the batch that is held a piece of */
+    bool has_more;        /* the last ticket has left pieces: lane 0's word */
 };
 
 EP_DEV EpHcaState* ep_hca_state(const EpHcaArgs& a) { return (EpHcaState*)a.state; }
 EP_DEV EpHcaJob* ep_hca_job(const EpHcaArgs& a, ep_u32 job) { return (EpHcaJob*)a.jobs + job; }
 EP_DEV ep_u64 ep_hca_add(ep_u64* at, ep_u64 by) { return atomicAdd_system((unsigned long long*)at, (unsigned long long)by); }
+/* As ep_hca_add, and what was released with the word is there: without a load that acquires behind it, which would be another way to memory and back. */
+EP_DEV ep_u64 ep_hca_add_acquire(ep_u64* at, ep_u64 by) {
+#ifdef __CUDACC__
+    ep_u64 was;
+    asm volatile("atom.add.acquire.sys.global.u64 %0, [%1], %2;" : "=l"(was) : "l"(at), "l"(by) : "memory");
+    return was;
+#else
+    return ep_hca_add(at, by);
+#endif
+}
 EP_DEV ep_u32 ep_hca_lowest(ep_u64 bits) { return (ep_u32)bits != 0 ? ep_lowest_bit((ep_u32)bits) : 32 + ep_lowest_bit((ep_u32)(bits >> 32)); }
 
 /* ---- a piece ---- */
@@ -77,16 +96,21 @@ EP_DEV void ep_hca_store(const ep_u8* hold, const EpHcaPiece& p) {
 
 /* ---- a job ---- */
 
-/* A piece of it. By a warp, all of whose lanes have seen the job's stretches announced. */
-EP_DEV EpHcaPiece ep_hca_piece(const EpHcaArgs& a, ep_u32 job, ep_u32 number) {
+/* Its stretches. By a warp, all of whose lanes have seen them announced. */
+EP_DEV EpHcaStretch ep_hca_stretch(const EpHcaArgs& a, ep_u32 job) {
     const EpHcaJob* all = ep_hca_job(a, job);
     const ep_u32 lane = ep_warp_lane();
     const ep_u64 to = *(const volatile ep_u64*)&all->to[lane], from = *(const volatile ep_u64*)&all->from[lane];
     const ep_u64 size = *(const volatile ep_u64*)&all->sizes[lane];
-    const ep_u32 end = (ep_u32)(size >> 32), of = ep_bits(ep_warp_votes(number >= end));
-    const ep_u32 before = ep_warp_shuffle(end, of == 0 ? 0 : of - 1);
-    const ep_u64 done = (ep_u64)(number - (of == 0 ? 0 : before)) * a.piece, left = ep_warp_shuffle((ep_u32)size, of) - done;
-    return EpHcaPiece{ep_warp_shuffle(to, of) + done, ep_warp_shuffle(from, of) + done, left < a.piece ? (ep_u32)left : a.piece, job};
+    return EpHcaStretch{to, from, (ep_u32)size, (ep_u32)(size >> 32)};
+}
+
+/* A piece of a job with these stretches. By a warp. */
+EP_DEV EpHcaPiece ep_hca_piece(const EpHcaArgs& a, const EpHcaStretch& mine, ep_u32 job, ep_u32 number) {
+    const ep_u32 of = ep_bits(ep_warp_votes(number >= mine.until));
+    const ep_u32 before = ep_warp_shuffle(mine.until, of == 0 ? 0 : of - 1);
+    const ep_u64 done = (ep_u64)(number - (of == 0 ? 0 : before)) * a.piece, left = ep_warp_shuffle(mine.bytes, of) - done;
+    return EpHcaPiece{ep_warp_shuffle(mine.to, of) + done, ep_warp_shuffle(mine.from, of) + done, left < a.piece ? (ep_u32)left : a.piece, job};
 }
 
 /* Nobody finds a piece of it that a launch before has left. By one lane, before the job's bit is set for the first time. */
@@ -103,30 +127,35 @@ EP_DEV void ep_hca_open(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
     ep_st_release(&all->pieces, (ep_u64)pieces << 32);
 }
 
+/* Asks for a piece of a job, which does no harm where there is none. By one lane: its number, or EP_HCA_NONE. */
+EP_DEV ep_u32 ep_hca_ask(const EpHcaArgs& a, EpHcaHands& hands, ep_u32 job) {
+    const ep_u64 was = ep_hca_add_acquire(&ep_hca_job(a, job)->pieces, 1), all = was >> 32, number = (ep_u32)was;
+    hands.has_more = number < all && number + 1 < all;
+    if (number >= all) return EP_HCA_NONE;
+    if (!hands.has_more) ep_hca_add(&ep_hca_state(a)->open, 0 - (1ull << job));
+    return number;
+}
+
 /* Takes a piece: of the job `last`, or the next that has some. By a warp; whether there is one. */
-EP_DEV bool ep_hca_take(const EpHcaArgs& a, ep_u32 last, EpHcaPiece& piece) {
-    ep_u32 job = EP_HCA_NONE, number = 0;
+EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, EpHcaPiece& piece) {
+    ep_u32 job = hands.last, number = EP_HCA_NONE;
     if (ep_warp_lane() == 0) {
-        const ep_u64 open = *(const volatile ep_u64*)&ep_hca_state(a)->open;
+        if (hands.has_more) number = ep_hca_ask(a, hands, job);
+        const ep_u64 open = number == EP_HCA_NONE ? *(const volatile ep_u64*)&ep_hca_state(a)->open : 0;
         if (open != 0) {
-            const ep_u64 above = open >> last << last;
-            const ep_u32 found = ep_hca_lowest(above != 0 ? above : open);
-            ep_u64* pieces = &ep_hca_job(a, found)->pieces;
-            const ep_u64 was = ep_hca_add(pieces, 1), all = was >> 32;
-            number = (ep_u32)was;
-            if (number < all) {
-                job = found;
-                /* Behind what was released with the word. A load that acquires does not wait for what was stored before, as a fence would. */
-                ep_ld_acquire(pieces);
-                if (number + 1 == all) ep_hca_add(&ep_hca_state(a)->open, 0 - (1ull << job));
-            }
+            const ep_u64 above = open >> job << job;
+            job = ep_hca_lowest(above != 0 ? above : open);
+            number = ep_hca_ask(a, hands, job);
         }
     }
     job = ep_warp_shuffle(job, 0);
     number = ep_warp_shuffle(number, 0);
-    if (job == EP_HCA_NONE) return false;
+    if (number == EP_HCA_NONE) return false;
     ep_warp_meet();
-    piece = ep_hca_piece(a, job, number);
+    /* The job has not become another batch's where a piece of it is held: that does not count yet. */
+    const bool is_known = job == hands.last && hands.held.bytes != 0;
+    if (!is_known) hands.stretch = ep_hca_stretch(a, job);
+    piece = ep_hca_piece(a, hands.stretch, job, number);
     return true;
 }
 
@@ -144,7 +173,7 @@ EP_DEV void ep_hca_count(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
 /* Fetches a piece, if it may take one and there is one, and stores the one before. By a warp; whether it had anything to do. */
 EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
     EpHcaPiece next = {};
-    const bool has_next = takes && ep_hca_take(a, hands.last, next), has_held = hands.held.bytes != 0;
+    const bool has_next = takes && ep_hca_take(a, hands, next), has_held = hands.held.bytes != 0;
     if (!has_next && !has_held) return false;
     ep_hca_fetch(hands.room + hands.half * a.piece, next);
     hands.half ^= 1;
@@ -164,7 +193,7 @@ EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
 
 /* Fetches the first piece of a job that nobody else is let copy. By a warp. */
 EP_DEV EpHcaPiece ep_hca_begin_alone(const EpHcaArgs& a, const EpHcaHands& hands, ep_u32 job) {
-    const EpHcaPiece piece = ep_hca_piece(a, job, 0);
+    const EpHcaPiece piece = ep_hca_piece(a, ep_hca_stretch(a, job), job, 0);
     ep_hca_fetch(hands.room + hands.half * a.piece, piece);
     return piece;
 }
@@ -175,12 +204,12 @@ EP_DEV void ep_hca_carry_alone(const EpHcaArgs& a, const EpHcaHands& hands, EpHc
     ep_u32 half = hands.half;
     for (ep_u32 number = 1; number <= pieces; ++number) {
         EpHcaPiece next = {};
-        if (turns != 0 && number < pieces) next = ep_hca_piece(a, piece.job, number);
+        if (turns != 0 && number < pieces) next = ep_hca_piece(a, ep_hca_stretch(a, piece.job), piece.job, number);
         ep_hca_fetch(hands.room + (half ^ turns) * a.piece, next);
         ep_fetch_wait<1>();
         ep_hca_store(hands.room + half * a.piece, piece);
         if (turns == 0 && number < pieces) {
-            next = ep_hca_piece(a, piece.job, number);
+            next = ep_hca_piece(a, ep_hca_stretch(a, piece.job), piece.job, number);
             ep_hca_fetch(hands.room + half * a.piece, next);
         }
         half ^= turns;

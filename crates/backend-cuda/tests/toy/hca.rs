@@ -59,7 +59,7 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 
 #[test]
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
-    let mutations: [(Mutation, &str); 23] = [
+    let mutations: [(Mutation, &str); 24] = [
         (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
         // What comes first, by how the threads run.
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
@@ -98,6 +98,11 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
                 "    ep_warp_meet();\n    if (ep_warp_lane() != 0) return;",
             ),
             "not what was written before the signal",
+        ),
+        // Stretches are taken for those of the job's last batch, of which nothing is held.
+        (
+            ("job == hands.last && hands.held.bytes != 0;", "job == hands.last;"),
+            "from lane 32|not what was written before the signal",
         ),
         // It is stored before it has been fetched.
         (
