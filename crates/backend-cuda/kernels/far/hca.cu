@@ -30,6 +30,12 @@
 #define EP_HCA_SLOTS 4u
 /* Looks at registers for one at the host's word. */
 #define EP_HCA_LOOKS 8u
+/* Sweeps without need to look at queue pairs for one that does so all the same; and what must hold then. Programs that try this out look often, and whether
+   it holds. */
+#ifndef EP_HCA_SWEEPS
+#define EP_HCA_SWEEPS 64u
+#define EP_HCA_MUST(holds) (void)(holds)
+#endif
 #define EP_HCA_NEVER 0xffffffffffffffffull
 
 struct EpHcaBlock {
@@ -45,6 +51,7 @@ struct EpHcaBatch {
     ep_u32 pieces;            /* that others copy */
     ep_u32 tell;              /* elements whose completion is asked for: a bit each */
     ep_u32 is_there, waits;   /* waits: the opcode of the last element, + 1, where it waits for all earlier ones */
+    ep_u32 is_oldest;         /* of its queue pair */
 };
 
 /* What a warp that serves knows. */
@@ -54,7 +61,9 @@ struct EpHcaServer {
     ep_u32 first, step;  /* the queue pairs that it serves */
     ep_u32 job, slots;   /* the jobs that it has: the first, and how many */
     ep_u32 turn;         /* the lane whose queue pair comes first */
+    ep_u32 sweeps;       /* so far */
     bool has, acts;      /* elements that are not carried out; such that wait for more than a peer that does not answer */
+    bool is_stale;       /* a look at the queue pairs may find more than the last one did */
 };
 
 EP_DEV EpHcaQueue* ep_hca_queue(const EpHcaArgs& a, ep_u32 at) { return (EpHcaQueue*)a.queues + at; }
@@ -197,7 +206,7 @@ EP_DEV bool ep_hca_begin(const EpHcaArgs& a, EpHcaServer& s, ep_u32 queue, ep_u3
     }
     due = ep_warp_shuffle(due, 0);
     /* What fails behind a batch under way is told when that has finished: nothing waits for it here. */
-    if (lane == slot && (begun > 0 || q->retired == first)) s.mine = EpHcaBatch{first, due, queue, begun, is_shared ? cut.pieces : 0, tell, 1, has_last ? opcode + 1 : 0};
+    if (lane == slot && (begun > 0 || q->retired == first)) s.mine = EpHcaBatch{first, due, queue, begun, is_shared ? cut.pieces : 0, tell, 1, has_last ? opcode + 1 : 0, q->retired == first};
     ep_warp_meet();
     if (!is_shared) ep_hca_carry_alone(a, s.hands, alone, cut.pieces);
     return true;
@@ -217,15 +226,15 @@ EP_DEV void ep_hca_carry_out(const EpHcaJob* job, ep_u32 opcode) {
 /* All its pieces are copied, it is due, and it is the oldest of its queue pair. By a lane that has one. */
 EP_DEV bool ep_hca_is_finished(const EpHcaArgs& a, const EpHcaServer& s) {
     const EpHcaBatch& mine = s.mine;
-    if (mine.is_there == 0 || !(ep_now() >= mine.due)) return false;
-    if (ep_hca_queue(a, mine.queue)->retired != mine.first) return false;
+    if (mine.is_there == 0 || mine.is_oldest == 0 || !(ep_now() >= mine.due)) return false;
     return mine.pieces == 0 || ep_ld_acquire(&ep_hca_job(a, s.job + ep_warp_lane())->done) == mine.pieces;
 }
 
 EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaServer& s, ep_u32 slot) {
     const ep_u32 lane = ep_warp_lane();
     const ep_u32 begun = ep_warp_shuffle(s.mine.begun, slot), tell = ep_warp_shuffle(s.mine.tell, slot), waits = ep_warp_shuffle(s.mine.waits, slot);
-    EpHcaQueue* q = ep_hca_queue(a, ep_warp_shuffle(s.mine.queue, slot));
+    const ep_u32 queue = ep_warp_shuffle(s.mine.queue, slot);
+    EpHcaQueue* q = ep_hca_queue(a, queue);
     const EpHcaJob* job = ep_hca_job(a, s.job + slot);
     /* What the warp itself has copied as well. */
     ep_fence_sys();
@@ -238,6 +247,7 @@ EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaServer& s, ep_u32 slot) {
     }
     ep_warp_meet();
     if (lane == slot) s.mine.is_there = 0;
+    if (s.mine.is_there != 0 && s.mine.queue == queue && s.mine.first == first + begun) s.mine.is_oldest = 1;
     if (lane == 0) {
         q->retired = first + begun;
         q->written = written + ep_bits(tell);
@@ -275,10 +285,11 @@ EP_DEV void ep_hca_hear(EpHcaQueue* q) {
     q->heard = ep_now();
 }
 
-/* Finishes batches, looks at all queue pairs, and begins batches where there are slots. */
-EP_DEV void ep_hca_sweep(const EpHcaArgs& a, EpHcaServer& s, bool rung) {
+/* Looks at all queue pairs, and begins batches where there are slots. Whether it found something to do. What it finds is changed by the warp alone, and by
+   time where a peer does not answer: so after one that found nothing the next finds nothing either, until a bell has rung or a batch has finished. */
+EP_DEV bool ep_hca_look(const EpHcaArgs& a, EpHcaServer& s, bool rung) {
+    bool finds = false;
     s.has = s.acts = false;
-    for (ep_u32 left = ep_warp_votes(ep_hca_is_finished(a, s)); left != 0; left &= left - 1) ep_hca_finish(a, s, ep_lowest_bit(left));
     for (ep_u32 base = s.first; base < a.queue_count; base += 32 * s.step) {
         const ep_u32 mine = base + s.step * ep_warp_lane();
         bool has = false, acts = false, is_ready = false;
@@ -294,16 +305,31 @@ EP_DEV void ep_hca_sweep(const EpHcaArgs& a, EpHcaServer& s, bool rung) {
         for (ep_u32 left = ep_warp_votes(is_ready); left != 0;) {
             const ep_u32 above = left >> s.turn << s.turn, lane = ep_lowest_bit(above != 0 ? above : left), queue = base + s.step * lane;
             left &= ~(1u << lane);
+            ep_warp_meet(); /* One lane has heard of it: a ballot does not order what the others read. */
             if (ep_hca_queue(a, queue)->syndrome != 0) {
                 ep_hca_flush(a, ep_hca_queue(a, queue));
+                finds = true;
                 continue;
             }
-            ep_warp_meet(); /* One lane has heard of it: a ballot does not order what the others read. */
             const ep_u32 slots = ep_warp_votes(ep_warp_lane() < s.slots && s.mine.is_there == 0);
             if (slots == 0) break;
+            finds = true;
             if (ep_hca_begin(a, s, queue, ep_lowest_bit(slots))) s.turn = (lane + 1) & 31;
         }
     }
+    return finds;
+}
+
+/* Finishes batches, and looks at queue pairs where there may be something to do. */
+EP_DEV void ep_hca_sweep(const EpHcaArgs& a, EpHcaServer& s, bool rung) {
+    const ep_u32 finished = ep_warp_votes(ep_hca_is_finished(a, s));
+    for (ep_u32 left = finished; left != 0; left &= left - 1) ep_hca_finish(a, s, ep_lowest_bit(left));
+    const bool is_needed = rung || finished != 0 || s.is_stale;
+    if (!is_needed && ++s.sweeps % EP_HCA_SWEEPS != 0) return;
+    const bool had = s.has, acted = s.acts;
+    const bool finds = ep_hca_look(a, s, rung);
+    s.is_stale = finds;
+    EP_HCA_MUST(is_needed || (!finds && s.has == had && s.acts == acted));
 }
 
 /* ---- warps ---- */

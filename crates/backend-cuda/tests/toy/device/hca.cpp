@@ -10,6 +10,8 @@
 /* The one word of CUDA that the kernel has. */
 template <class T, class V> static inline T atomicAdd_system(T* at, V by) { return __atomic_fetch_add(at, (T)by, __ATOMIC_ACQ_REL); }
 
+#define EP_HCA_SWEEPS 3u
+#define EP_HCA_MUST(holds) ((holds) ? (void)0 : toy::broken("%s", #holds))
 #include "hca.cu"
 
 #include <atomic>
