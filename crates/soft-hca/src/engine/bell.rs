@@ -11,8 +11,11 @@ pub(crate) const REGISTER: usize = 0x800;
 
 /// Takes what has been written to doorbell registers. True: something has.
 pub(crate) fn look(state: &mut State) -> bool {
-    let living = state.cards.iter_mut().filter(|card| !card.dead);
-    living.fold(false, |rung, card| look_at(card) || rung)
+    let mut rung = false;
+    for card in state.cards.iter_mut().filter(|card| !card.dead) {
+        rung |= look_at(card);
+    }
+    rung
 }
 
 /// The same of one card.
