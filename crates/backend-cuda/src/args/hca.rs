@@ -146,7 +146,7 @@ c_struct! {
         pub(crate) latency: u64,
         /// Nanoseconds without anything to do after which the launch ends.
         pub(crate) idle: u64,
-        /// Picoseconds that the link takes for a byte.
+        /// Femtoseconds that the link takes for a byte.
         pub(crate) pace: u32,
         /// Queue pairs.
         pub(crate) queue_count: u32,
