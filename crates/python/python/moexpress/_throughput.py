@@ -54,16 +54,20 @@ class Throughput:
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights)
         when, batch, routing = (order.current(), defer), (rows, tokens, _scales(scales)), (choices, weights)
-        by_expert, zero_spare = _limits.flag("by_expert", by_expert), _limits.flag("zero_spare", zero_spare)
-        device_counts = _limits.flag("device_counts", device_counts)
-        asked = (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)
         try:
+            asked = (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)
             out = self.native.dispatch(when, batch, routing, asked)
         except (TypeError, OverflowError):
-            # Numbers are looked at only now: on the path of every call. Where they are right a signal handler raised it, perhaps when all had moved.
-            _limits.number("alignment", alignment)
-            _limits.number("worst_rows", worst_rows)
-            raise
+            # Looked at only now: on the path of every call.
+            alignment = _limits.number("alignment", alignment)
+            worst_rows = _limits.number("worst_rows", worst_rows)
+            if all(isinstance(flag, bool) for flag in (by_expert, zero_spare, device_counts)):
+                # What is right is not the reason: a signal handler may have raised it, behind a call that was made.
+                raise
+            room = worst_rows, _limits.flag("zero_spare", zero_spare)
+            device_counts = _limits.flag("device_counts", device_counts)
+            asked = (alignment, _limits.flag("by_expert", by_expert), room, device_counts, repeats, outbox)
+            out = self.native.dispatch(when, batch, routing, asked)
         return Received(out, order)
 
     def dispatch_members(
