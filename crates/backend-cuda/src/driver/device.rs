@@ -25,8 +25,8 @@ pub struct Device {
     pub(super) beside: super::graph::Beside,
     /// Blocks of other processes.
     pub(super) imports: Mutex<super::ipc::Imports>,
-    /// Memory that goes when what may read it has ended.
-    pub(super) buried: Mutex<super::buried::Buried>,
+    /// Memory that is freed when what may read it has ended.
+    pub(super) deferred: Mutex<super::deferred::Deferred>,
     /// One at a time looks what is free, and takes some of it.
     pub(crate) takes: Mutex<()>,
     /// Events without timing.
@@ -97,7 +97,7 @@ impl Device {
             kept: Mutex::default(),
             beside: Mutex::default(),
             imports: Mutex::default(),
-            buried: Mutex::default(),
+            deferred: Mutex::default(),
             takes: Mutex::default(),
             events: Mutex::default(),
         })

@@ -1,8 +1,8 @@
 //! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
 
 mod adapter;
-mod buried;
 mod copy;
+mod deferred;
 mod device;
 mod graph;
 mod ipc;

@@ -49,12 +49,15 @@ impl CudaEndpoint {
     /// # Safety
     /// `stream` lives.
     pub unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
-        self.mark = self.ages.mark();
         let own = &self.device.stream;
+        let Some(keeper) = &self.keeper else {
+            // SAFETY: as the caller promises.
+            return Ok(unsafe { own.follow(stream) }?);
+        };
+        self.mark = self.ages.mark();
         self.device.node.readers().follow(own.device(), stream);
         // SAFETY: as the caller promises.
         unsafe { own.follow(stream) }?;
-        let Some(keeper) = &self.keeper else { return Ok(()) };
         if !keeper.has_mark() && self.desk.arena().is_waiting() {
             self.note(self.mark)?;
         }

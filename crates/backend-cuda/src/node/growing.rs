@@ -203,7 +203,7 @@ pub(super) fn end(window: Arc<Stretch>, may_run: bool, readers: Option<&Arc<Read
     let device = Arc::clone(window.device());
     match (Arc::try_unwrap(window), readers) {
         (Ok(window), _) if may_run => std::mem::forget(window),
-        (Ok(window), Some(readers)) => bury(&device, window, readers),
+        (Ok(window), Some(readers)) => free_behind(readers, &device, window),
         // SAFETY: kernels of this process have ended, and nobody has had results in it whose readers may not have.
         (Ok(window), None) => unsafe { window.free() },
         // Somebody has it still, and does not let go of it.
@@ -211,8 +211,8 @@ pub(super) fn end(window: Arc<Stretch>, may_run: bool, readers: Option<&Arc<Read
     }
 }
 
-/// Lets a window go when all has ended that may read it.
-fn bury(device: &Arc<Device>, window: Stretch, readers: &Arc<Readers>) {
+/// Frees a window when all has ended that may read it.
+fn free_behind(readers: &Arc<Readers>, device: &Arc<Device>, window: Stretch) {
     if readers.may_have_ended() {
         tracing::warn!(
             "memory of a window is never given back: a call was made on a stream that may have ended, and nobody can ask what that holds"
@@ -222,7 +222,7 @@ fn bury(device: &Arc<Device>, window: Stretch, readers: &Arc<Readers>) {
     }
     let readers = Arc::clone(readers);
     // SAFETY: no stream is named that would have to live.
-    device.bury(window, move || unsafe { readers.moments(None) });
+    device.free_behind(window, move || unsafe { readers.moments(None) });
 }
 
 #[cfg(test)]

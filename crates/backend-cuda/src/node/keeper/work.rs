@@ -253,14 +253,15 @@ impl Work {
 
     /// Learns which marks are reached.
     fn reach(&self) {
-        let mut marks = locked(&self.shared.marks);
-        for (mark, moment) in marks.extract_if(.., |(_, moment)| !matches!(moment.has_come(), Ok(false))) {
+        locked(&self.shared.marks).retain(|(mark, moment)| {
+            let has_come = moment.has_come();
             // Peers may come late to an operation that has failed here, and touch what it has told them of. Kernels report before they end.
             fence(Ordering::Acquire);
-            if matches!(moment.has_come(), Ok(true)) && !self.rank.has_failed() {
-                self.ages.reach(mark);
+            if matches!(has_come, Ok(true)) && !self.rank.has_failed() {
+                self.ages.reach(*mark);
             }
-        }
+            matches!(has_come, Ok(false))
+        });
     }
 
     /// Takes away what has been spare for long.

@@ -1,4 +1,4 @@
-//! Memory of windows that nobody has any more, but perhaps work that was enqueued: it goes when that has ended.
+//! Frees that are deferred: of windows that nobody has any more, but perhaps work that was enqueued. They go when that has ended.
 
 use std::fmt;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -16,27 +16,27 @@ type Ask = Box<dyn Fn() -> Result<Option<Vec<Moment>>, CudaError> + Send>;
 
 /// All of a GPU.
 #[derive(Debug, Default)]
-pub(super) struct Buried {
-    all: Vec<Grave>,
+pub(super) struct Deferred {
+    all: Vec<Free>,
     /// Whether a thread looks.
     is_watched: bool,
 }
 
-struct Grave {
+struct Free {
     stretch: Stretch,
     ask: Ask,
     /// Those that have not come, once they are known.
     moments: Option<Vec<Moment>>,
 }
 
-impl fmt::Debug for Grave {
+impl fmt::Debug for Free {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grave").field("stretch", &self.stretch).field("moments", &self.moments).finish_non_exhaustive()
+        f.debug_struct("Free").field("stretch", &self.stretch).field("moments", &self.moments).finish_non_exhaustive()
     }
 }
 
-impl Grave {
-    /// Whether nothing reads it any more.
+impl Free {
+    /// Whether nothing reads the memory any more.
     fn is_over(&mut self) -> bool {
         if self.moments.is_none() {
             self.moments = (self.ask)().unwrap_or_default();
@@ -49,21 +49,21 @@ impl Grave {
 }
 
 impl Device {
-    /// Lets memory go that nobody of this process reads or writes any more, but what `ask` gives moments behind.
-    pub(crate) fn bury(
+    /// Frees memory that nobody of this process reads or writes any more, but what `ask` gives moments behind, when that has ended.
+    pub(crate) fn free_behind(
         self: &Arc<Self>,
         stretch: Stretch,
         ask: impl Fn() -> Result<Option<Vec<Moment>>, CudaError> + Send + 'static,
     ) {
-        let mut buried = self.buried();
-        let mut grave = Grave { stretch, ask: Box::new(ask), moments: None };
-        if grave.is_over() {
+        let mut deferred = self.deferred();
+        let mut free = Free { stretch, ask: Box::new(ask), moments: None };
+        if free.is_over() {
             // SAFETY: nobody uses it, and what was enqueued before has ended.
-            unsafe { grave.stretch.free() };
+            unsafe { free.stretch.free() };
             return;
         }
-        buried.all.push(grave);
-        if !buried.is_watched {
+        deferred.all.push(free);
+        if !deferred.is_watched {
             let device = Arc::clone(self);
             let watch = move || {
                 while device.sweep() {
@@ -71,22 +71,22 @@ impl Device {
                 }
             };
             // Where the system has no thread for it, whoever asks what is left looks.
-            buried.is_watched = thread::Builder::new().name("moexpress memory".to_owned()).spawn(watch).is_ok();
+            deferred.is_watched = thread::Builder::new().name("moexpress memory".to_owned()).spawn(watch).is_ok();
         }
     }
 
-    /// Lets go what nothing reads any more of what was buried. Whether some is left to look at.
+    /// Frees what nothing reads any more of what was deferred. Whether some is left to look at.
     pub(crate) fn sweep(&self) -> bool {
-        let mut buried = self.buried();
-        for grave in buried.all.extract_if(.., Grave::is_over) {
-            // SAFETY: as in `bury`.
-            unsafe { grave.stretch.free() };
+        let mut deferred = self.deferred();
+        for free in deferred.all.extract_if(.., Free::is_over) {
+            // SAFETY: as in `free_behind`.
+            unsafe { free.stretch.free() };
         }
-        buried.is_watched &= !buried.all.is_empty();
-        !buried.all.is_empty()
+        deferred.is_watched &= !deferred.all.is_empty();
+        !deferred.all.is_empty()
     }
 
-    fn buried(&self) -> MutexGuard<'_, Buried> {
-        self.buried.lock().unwrap_or_else(PoisonError::into_inner)
+    fn deferred(&self) -> MutexGuard<'_, Deferred> {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
