@@ -18,19 +18,23 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
     const ep_u64 turn = ep_gives_up_after(r.allowed, r.w.ranks, r.me);
     bool asked = waited >= ep_speaks_after(r.allowed);
     ep_u32 status = gone ? EP_STATUS_GONE : waited < turn ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
-    for (ep_u32 other = 0; other < r.w.ranks; ++other) {
-        if (other == r.me || !ep_takes_part(r, other)) continue;
-        const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
-        /* Of any operation: who fails in the one before delivers nothing in this one. */
-        if (ep_alarm_ends(alarm, op, r.me)) {
-            status = EP_STATUS_ABORTED;
-            peer = other;
-            culprit = ep_alarm_peer(alarm);
-        } else {
-            const ep_u32 wait = ep_wait_of(r, other, op);
-            asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
+    /* What the others say: who is the cause, or that they wait themselves. */
+    const auto hear = [&] {
+        for (ep_u32 other = 0; other < r.w.ranks; ++other) {
+            if (other == r.me || !ep_takes_part(r, other)) continue;
+            const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
+            /* Of any operation: who fails in the one before delivers nothing in this one. */
+            if (ep_alarm_ends(alarm, op, r.me)) {
+                status = EP_STATUS_ABORTED;
+                peer = other;
+                culprit = ep_alarm_peer(alarm);
+            } else {
+                const ep_u32 wait = ep_wait_of(r, other, op);
+                asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
+            }
         }
-    }
+    };
+    hear();
     const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
     if (opening >> 3 == op && (opening & 7) != r.kind) {
         status = EP_STATUS_MISMATCH;
@@ -45,6 +49,9 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
             status = 0;
             peer = ep_far_watched(r);
             lane = EP_LANE_WATCH;
+        } else if (status == EP_STATUS_TIMEOUT) {
+            /* That may have taken long, and who posts may have gone on because the others have given this rank up. */
+            hear();
         }
     }
     if (status == 0 && trouble != 0) {
