@@ -46,6 +46,30 @@ pub enum CudaError {
         /// What was asked for.
         what: &'static str,
     },
+    /// More memory than there are addresses for.
+    #[error("{what} of {bytes} bytes: no memory has that size")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// As it was asked for: a product, for one.
+        bytes: String,
+    },
+    /// A call that the settings have left out, or that these ranks have no kernel for.
+    #[error("{what} needs {needs}")]
+    LeftOut {
+        /// The call.
+        what: &'static str,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// A call of the driver failed for want of memory.
+    #[error("{call} failed: {code}")]
+    OutOfMemory {
+        /// The function.
+        call: &'static str,
+        /// The driver's name for the error.
+        code: String,
+    },
     /// A call of the driver failed.
     #[error("{call} failed: {code}")]
     Driver {
@@ -105,17 +129,14 @@ impl CudaError {
     /// What the driver refuses is a way that a system has not.
     pub(crate) fn into_no_growth(self) -> Self {
         match self {
-            Self::Driver { .. } => Self::NoGrowth { problem: self.to_string() },
+            Self::Driver { .. } | Self::OutOfMemory { .. } => Self::NoGrowth { problem: self.to_string() },
             other => other,
         }
     }
 
     /// The same, but for want of memory.
     pub(crate) fn unless_for_memory(self) -> Self {
-        match &self {
-            Self::Driver { code, .. } if code.contains("OUT_OF_MEMORY") => self,
-            _ => self.into_no_growth(),
-        }
+        if matches!(self, Self::OutOfMemory { .. }) { self } else { self.into_no_growth() }
     }
 
     pub(crate) fn meeting(error: ep_bootstrap::Error) -> Self {
@@ -127,10 +148,14 @@ impl From<CudaError> for ep_core::Error {
     fn from(error: CudaError) -> Self {
         const ANEW: &str = "what has failed on a GPU lasts: end the process, and start it anew";
         match &error {
-            CudaError::Driver { call, code } if code.contains("OUT_OF_MEMORY") => {
+            CudaError::OutOfMemory { call, code } => {
                 Self::broken(call, code, "free memory of the GPU, or ask for less: smaller arena, fewer tokens")
             }
             CudaError::Driver { call, code } => Self::broken(call, code, ANEW),
+            CudaError::TooLarge { what, bytes } => {
+                Self::invalid(format_args!("bytes of {what}"), bytes, "sizes of memory")
+            }
+            CudaError::LeftOut { what, needs } => Self::unsupported(what, needs),
             CudaError::Beyond { at, len, bytes } => {
                 let what = format_args!("end of {len} bytes from byte {at} on");
                 Self::invalid(what, at.saturating_add(*len), format_args!("at most {bytes}, that of the memory"))

@@ -1,6 +1,7 @@
 //! The windows of all ranks of a node, as one rank's GPU reaches them.
 
 mod copies;
+mod ending;
 mod growing;
 mod hosts;
 mod keeper;
@@ -22,6 +23,7 @@ use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream, Stretch};
 use crate::error::CudaError;
+use ending::Users;
 
 pub(crate) use copies::{Copies, Moving};
 pub(crate) use growing::{Brought, Growth};
@@ -200,14 +202,13 @@ impl Drop for Node {
         // Whoever did not part may live and have this window mapped. (Ranks that are threads share this value, and so keep it.)
         let is_left = self.met.is_some() && (!*self.has_parted.get_mut() || *self.is_lossy.get_mut());
         let may_run = *self.may_run.get_mut();
+        let readers = (*self.may_be_read.get_mut()).then_some(&self.readers);
         for window in self.windows.drain(..).flatten() {
             match window {
-                Window::Here(mut memory) if is_left || may_run => memory.lose(),
-                Window::Here(_) | Window::There(_) => {}
-                Window::Growing(memory) => {
-                    let readers = (*self.may_be_read.get_mut()).then_some(&self.readers);
-                    growing::end(memory, may_run, readers);
-                }
+                Window::Here(memory) => ending::fixed(memory, &Users { is_left: is_left || may_run, readers }),
+                // Memory that others have mapped lives on.
+                Window::Growing(memory) => ending::growing(memory, &Users { is_left: may_run, readers }),
+                Window::There(_) => {}
             }
         }
     }

@@ -59,6 +59,8 @@ impl DeviceMemory {
     pub(crate) fn zeroed(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
         let device = stream.device();
         device.bind()?;
+        // It may be there by now.
+        device.sweep();
         let room = rounded(bytes);
         let kept = {
             let mut kept = device.kept.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,6 +21,7 @@ use std::ffi::CStr;
 
 use cudarc::driver::sys;
 
+pub(crate) use deferred::Freed;
 pub use device::Device;
 pub use graph::Graph;
 pub(crate) use graph::{Capture, Kept};
@@ -51,7 +52,11 @@ fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
     } else {
         String::new()
     };
-    Err(CudaError::Driver { call, code: format!("{code:?} ({text})") })
+    let name = format!("{code:?} ({text})");
+    Err(match code {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory { call, code: name },
+        _ => CudaError::Driver { call, code: name },
+    })
 }
 
 /// Where `len` bytes from byte `at` on lie, of memory of `bytes` bytes at `address`.

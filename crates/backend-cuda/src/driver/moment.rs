@@ -44,6 +44,14 @@ impl Moment {
         Ok((!unsafe { is_captured(stream) }).then_some(moment))
     }
 
+    /// Those that have not come.
+    ///
+    /// # Errors
+    /// As [`Self::has_come`].
+    pub(crate) fn to_come(all: Vec<Self>) -> Result<Vec<Self>, CudaError> {
+        all.into_iter().filter_map(|moment| moment.has_come().map(|has| (!has).then_some(moment)).transpose()).collect()
+    }
+
     /// Whether it has come.
     ///
     /// # Errors

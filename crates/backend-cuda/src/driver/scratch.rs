@@ -78,7 +78,7 @@ impl Scratch {
     /// # Errors
     /// As [`Scratch::new`]; a product that no memory has is an error, too.
     pub(crate) fn of(stream: &Arc<Stream>, count: usize, each: usize) -> Result<Self, CudaError> {
-        let too_many = || CudaError::Driver { call: "size of memory", code: format!("{count} x {each} bytes") };
+        let too_many = || CudaError::TooLarge { what: "memory", bytes: format!("{count} x {each}") };
         Self::new(stream, count.checked_mul(each).ok_or_else(too_many)?)
     }
 

@@ -143,7 +143,7 @@ impl Stretch {
         if unit == 0 || !PIECE.is_multiple_of(unit as u64) {
             return Err(CudaError::NoGrowth { problem: format!("pieces of {unit} bytes do not divide {PIECE}") });
         }
-        let too_large = || CudaError::Driver { call: "size of a stretch", code: format!("{bytes} bytes") };
+        let too_large = || CudaError::TooLarge { what: "a window", bytes: bytes.to_string() };
         let (bytes, mut address) = (bytes.checked_next_multiple_of(PIECE).ok_or_else(too_large)?, 0);
         // SAFETY: `address` is written to.
         let code = unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PIECE as usize, 0, 0) };
@@ -160,6 +160,11 @@ impl Stretch {
     #[cfg(feature = "workshop")]
     pub(crate) const fn mapped(&self) -> &Arc<AtomicU64> {
         &self.mapped
+    }
+
+    /// Its size.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The GPU whose context it belongs to.

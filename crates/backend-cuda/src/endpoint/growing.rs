@@ -10,7 +10,7 @@ use ep_core::Rank;
 use ep_core::layout::RowFormat;
 use ep_core::port::Offset;
 
-use super::{CudaEndpoint, GRACE, poll};
+use super::{CudaEndpoint, poll};
 use crate::driver::{Moment, Pause};
 use crate::node::{Growth, Keeper};
 
@@ -20,6 +20,8 @@ const COMING: u64 = 5;
 const AHEAD: [u64; 2] = [4, 1];
 /// How long a call waits for memory that is under way, and then no further one: the thread of a peer may be stopped.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// How long an endpoint that ends waits for what may read its results.
+const READERS_PATIENCE: Duration = Duration::from_secs(5);
 
 impl CudaEndpoint {
     /// Lets the arena grow from here on. Before the first call.
@@ -40,8 +42,8 @@ impl CudaEndpoint {
         self.ages.settle(call);
     }
 
-    /// Makes calls from now on wait for what `stream` holds now: a stream of this GPU, by the driver's handle; 0 is the default stream. Results that are
-    /// given back may be read there until the next call follows it, and when this endpoint is dropped.
+    /// Makes later calls wait for what `stream` holds now: a stream of this GPU, by the driver's handle; 0 is the default stream. Results that are given
+    /// back may still be read on it until the next call follows it.
     ///
     /// # Errors
     /// Where the driver refuses.
@@ -50,23 +52,20 @@ impl CudaEndpoint {
     /// `stream` lives.
     pub unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
         let own = &self.device.stream;
-        let Some(keeper) = &self.keeper else {
-            // SAFETY: as the caller promises.
-            return Ok(unsafe { own.follow(stream) }?);
-        };
-        self.mark = self.ages.mark();
         self.device.node.readers().follow(own.device(), stream);
+        self.mark = self.ages.mark();
         // SAFETY: as the caller promises.
         unsafe { own.follow(stream) }?;
+        let Some(keeper) = &self.keeper else { return Ok(()) };
         if !keeper.has_mark() && self.desk.arena().is_waiting() {
             self.note(self.mark)?;
         }
         Ok(())
     }
 
-    /// Lets memory of an arena that grows go, some seconds later: what nobody has by now, and is not needed for batches like the last one. Otherwise it goes
-    /// when later calls have told that what had read it has ended; with results that are [read beside](Self::read_beside) the stream of this endpoint,
-    /// by what it has [followed](Self::follow) last.
+    /// Lets memory of an arena that grows go which no result uses and the next batches do not need. It goes some three seconds later, once all work
+    /// that was enqueued before this call has ended. Without this call it goes after later calls. With [`Self::read_beside`] only results count that
+    /// were given back before the last [`Self::follow`].
     ///
     /// # Errors
     /// Where the driver refuses.
@@ -84,21 +83,22 @@ impl CudaEndpoint {
         Ok(())
     }
 
-    /// `stream` lives as long as the process: a stream of this GPU, by the driver's handle; 0, the default stream, is one. When this endpoint is gone, and results
-    /// of it that outlive it, the memory of an arena that grows goes as soon as all streams that calls have [followed](Self::follow) have done what they
-    /// hold then; never, where one of them may have ended.
+    /// Says that `stream` is never destroyed: a stream of this GPU, by the driver's handle; 0, the default stream, is one. When this endpoint is gone, and results
+    /// that outlive it, the window's memory goes as soon as all streams that calls have [followed](Self::follow) have done what they hold then. It
+    /// never goes where one of them may have ended.
     ///
     /// # Safety
-    /// It does.
+    /// It is a stream of this GPU, and never destroyed.
     pub unsafe fn lasts(&mut self, stream: usize) {
-        self.device.node.readers().lasts(self.device.stream.device(), stream);
+        // SAFETY: as the caller promises.
+        unsafe { self.device.node.readers().lasts(self.device.stream.device(), stream) };
     }
 
-    /// Before this endpoint is dropped: waits a few seconds for what may read results of it that were given back, so that all memory of an arena that grows goes with it.
-    /// What takes longer, it goes behind. `stream`: one that may read them, too.
+    /// Before this endpoint is dropped: waits for what may read results of it that were given back, five seconds at most, so that the window's memory goes
+    /// with it. What takes longer, the memory goes behind. `stream`: one that may read them, too.
     ///
     /// # Errors
-    /// Where the driver refuses.
+    /// Where the driver refuses, or has failed.
     ///
     /// # Safety
     /// `stream` lives.
@@ -108,8 +108,8 @@ impl CudaEndpoint {
         // SAFETY: as the caller promises.
         let Some(mut moments) = unsafe { readers.moments(Some(stream)) }? else { return Ok(()) };
         let (began, mut pause) = (Instant::now(), Pause::default());
-        while began.elapsed() < GRACE {
-            moments.retain(|moment| !moment.has_come().unwrap_or(false));
+        while began.elapsed() < READERS_PATIENCE {
+            moments = Moment::to_come(moments)?;
             if moments.is_empty() {
                 self.read_beside = false;
                 break;

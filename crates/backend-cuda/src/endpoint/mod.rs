@@ -174,8 +174,8 @@ impl CudaEndpoint {
         self.wait_for_kernels = on;
     }
 
-    /// Whether results that were given back may still be read by what was enqueued to a stream that this one has not been made to wait for since: one that
-    /// calls [follow](Self::follow). Then the memory of an arena that grows outlives the endpoint, until that has [ended](Self::ends_behind). At first: no.
+    /// Says that streams which calls [follow](Self::follow) may read results after these were given back. Then the window's memory outlives the endpoint
+    /// until those streams [have done so](Self::ends_behind). Off at first.
     pub const fn read_beside(&mut self, on: bool) {
         self.read_beside = on;
     }
@@ -367,7 +367,7 @@ impl CudaEndpoint {
 
 impl Drop for CudaEndpoint {
     fn drop(&mut self) {
-        // Nothing comes or goes any more.
+        // Nothing comes or goes any more. Its thread has the device, too, whose count is asked for below.
         self.keeper = None;
         // Its kernels end first: what they publish counts.
         let _ = self.device.stream.synchronize();

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ep_bootstrap::{Door, DoorAddress, Member, Parts as Told};
+use ep_bootstrap::{Door, DoorAddress, Member, Parts as PeersTold};
 use ep_core::port::{Offset, Span};
 use ep_core::{Error, Layout, Rank};
 
 use super::keeper::{Fixed, Kept};
-use super::{Node, POISON, Readers, Window};
+use super::{Node, POISON, Window};
 use crate::driver::{Device, PIECE, Pages, Stream, Stretch};
 use crate::error::CudaError;
 
@@ -126,7 +126,7 @@ impl Node {
         layout: &Layout,
         member: &Arc<Member>,
         within: Duration,
-        told: &Told,
+        told: &PeersTold,
     ) -> (Arc<Self>, Result<Growth, Error>) {
         let Brought { door, own: fresh, fixed, between } = brought;
         let own = Arc::clone(&fresh.0);
@@ -195,34 +195,6 @@ fn of_rank(
     let wrong = || problem(format!("rank {rank} told {} bytes, expected {}", told.len(), DoorAddress::BYTES));
     let door = DoorAddress::from_bytes(told).ok_or_else(wrong)?;
     Ok((Arc::new(Stretch::reserve(device, layout.window_bytes())?), door))
-}
-
-/// Lets a window go of which nobody of this process has anything any more. `may_run`: kernels that use it may, for ever. `readers`: what may still read it, if
-/// something may.
-pub(super) fn end(window: Arc<Stretch>, may_run: bool, readers: Option<&Arc<Readers>>) {
-    let device = Arc::clone(window.device());
-    match (Arc::try_unwrap(window), readers) {
-        (Ok(window), _) if may_run => std::mem::forget(window),
-        (Ok(window), Some(readers)) => free_behind(readers, &device, window),
-        // SAFETY: kernels of this process have ended, and nobody has had results in it whose readers may not have.
-        (Ok(window), None) => unsafe { window.free() },
-        // Somebody has it still, and does not let go of it.
-        (Err(_), _) => tracing::warn!("memory of a window is not given back: it is in use"),
-    }
-}
-
-/// Frees a window when all has ended that may read it.
-fn free_behind(readers: &Arc<Readers>, device: &Arc<Device>, window: Stretch) {
-    if readers.may_have_ended() {
-        tracing::warn!(
-            "memory of a window is never given back: a call was made on a stream that may have ended, and nobody can ask what that holds"
-        );
-        std::mem::forget(window);
-        return;
-    }
-    let readers = Arc::clone(readers);
-    // SAFETY: no stream is named that would have to live.
-    device.free_behind(window, move || unsafe { readers.moments(None) });
 }
 
 #[cfg(test)]

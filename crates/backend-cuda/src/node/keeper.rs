@@ -163,6 +163,8 @@ impl Keeper {
             return;
         }
         self.shared.least.store(least, Ordering::Relaxed);
+        // Whoever has waited in vain waited for what was under way before.
+        self.shared.is_overdue.store(false, Ordering::Relaxed);
         self.shared.asked.store(bytes.max(least).max(1), Ordering::Release);
         self.wake();
     }
@@ -218,8 +220,11 @@ impl Keeper {
         locked(&self.shared.marks).push((mark, moment));
     }
 
-    /// Nothing of this rank touches the windows of these any more, which it was [without](Self::without) before: their memory is not kept by a mapping of it.
-    pub(crate) fn leave(&self, lost: &RankSet) {
+    /// Unmaps the windows of these, which it was [without](Self::without) before: a mapping would keep their memory.
+    ///
+    /// # Safety
+    /// Nothing of this rank touches these windows any more.
+    pub(crate) unsafe fn leave(&self, lost: &RankSet) {
         locked(&self.shared.left).extend(lost);
         self.wake();
     }
@@ -234,8 +239,8 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.shared.stops.store(true, Ordering::Release);
         self.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of an arena's memory had ended by a panic: the arena did not grow any more");
         }
     }
 }

@@ -25,8 +25,11 @@ impl Readers {
         self.with(|streams| streams.own.push(Arc::clone(own)));
     }
 
-    /// `stream` lives as long as the process: whoever says so knows.
-    pub(crate) fn lasts(&self, device: &Device, stream: usize) {
+    /// `stream` is never destroyed.
+    ///
+    /// # Safety
+    /// It is a stream of `device`, and never destroyed: it is asked for long after.
+    pub(crate) unsafe fn lasts(&self, device: &Device, stream: usize) {
         self.with(|Streams { lasting, .. }| {
             if !lasting.contains(&(device.ordinal(), stream)) {
                 lasting.push((device.ordinal(), stream));

@@ -132,9 +132,7 @@ pub(crate) fn check_low(device: &Device, layout: &Layout) -> Result<(), Error> {
 impl RankDevice {
     fn low(&self) -> Result<&LowDevice, CudaError> {
         // Callers have asked the layout for its low latency first.
-        self.low
-            .as_ref()
-            .ok_or_else(|| CudaError::Driver { call: "low latency", code: "left out of the settings".into() })
+        self.low.as_ref().ok_or(CudaError::LeftOut { what: "low latency", needs: "settings that do not leave it out" })
     }
 
     fn own_window(&self) -> u64 {
@@ -192,10 +190,7 @@ impl RankDevice {
             (0, _) => self.kernels.low_combine,
             (_, Some(waits)) => waits,
             (_, None) => {
-                return Err(CudaError::Driver {
-                    call: "a combine that waits for results",
-                    code: "over several nodes".into(),
-                });
+                return Err(CudaError::LeftOut { what: "a combine that waits for results", needs: "one node" });
             }
         };
         // SAFETY: as the caller promises.

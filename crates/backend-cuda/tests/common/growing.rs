@@ -25,6 +25,9 @@ const KEPT: usize = 14;
 /// Longer than all of it takes, on a busy machine, too.
 const LONG: Duration = Duration::from_secs(100);
 
+/// Bytes of an arena that does not grow.
+const FIXED: u64 = 1 << 24;
+
 /// Longer than what waits for nobody.
 const WHILE: Duration = Duration::from_secs(9);
 
@@ -65,10 +68,13 @@ impl Meet {
     }
 }
 
-/// Waits until `has_come`, with a small dispatch before each look.
-async fn until(ep: &mut CudaEndpoint, small: &Batch, has_come: impl Fn(&CudaEndpoint) -> bool) -> Result<(), Error> {
+/// Dispatches small batches for some three seconds, as often on all ranks, and then sees whether `has_come`.
+async fn after_small_dispatches(
+    ep: &mut CudaEndpoint,
+    small: &Batch,
+    has_come: impl Fn(&CudaEndpoint) -> bool,
+) -> Result<(), Error> {
     let began = Instant::now();
-    // All ranks dispatch as often: what one waits for may come earlier for the other.
     for _ in 0..45 {
         let (x, routing) = upload(ep, small)?;
         drop(ep.dispatch(&x, &routing).await?);
@@ -113,7 +119,7 @@ async fn rank(
             return Err(wrong(format!("time {time}: no row was placed")));
         }
         seen.push(round(&mut ep, world, &batches[me], &Round::PULLING).await?.0);
-        until(&mut ep, &small[me], |ep| ep.arena_bytes() < before + (20 << 20)).await?;
+        after_small_dispatches(&mut ep, &small[me], |ep| ep.arena_bytes() < before + (20 << 20)).await?;
     }
     Ok((seen, mapped))
 }
@@ -298,20 +304,76 @@ fn failed() -> Result<(), String> {
 fn read_on() -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let (shape, builder, _, batches) = setup(LONG).map_err(text)?;
-    let (slow, builder) = (builder.clone().build(shape).map_err(text)?, builder);
-    let (held, met, ended) = (Mutex::new(None), Meet::default(), AtomicBool::new(false));
-    let until = |has_come: &dyn Fn() -> bool| {
-        let began = Instant::now();
-        while !has_come() && began.elapsed() < LONG / 2 {
-            thread::sleep(Duration::from_millis(10));
+    let of = |ended: &[Ended]| ended.iter().flat_map(|ended| &ended.mapped).map(|m| m.load(Ordering::Relaxed)).sum();
+    let while_read = |ended: &[Ended]| -> Result<(), String> {
+        let mapped: u64 = of(ended);
+        if mapped > 0 { Ok(()) } else { Err("memory goes while it is read".to_owned()) }
+    };
+    let ended = end_beside([&builder; 2], shape, &batches, while_read)?;
+    wait(|| of(&ended) == 0);
+    let left = of(&ended);
+    if left == 0 { Ok(()) } else { Err(format!("{left} bytes are left behind what read them")) }
+}
+
+/// The same of windows that have all of their memory from the beginning: others get it behind that.
+fn read_on_in_fixed_windows() -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (shape, slow, _, batches) = setup(LONG).map_err(text)?;
+    let topology = Topology::new(1, RANKS).map_err(text)?;
+    let settings = Settings::builder(&shape, &topology).placement(Placement::Direct).arena_bytes(FIXED).outboxes(2);
+    let settings = settings.deadline(Nanos(LONG.as_nanos() as u64)).build().map_err(text)?;
+    let builder = Cluster::builder(topology).settings(settings).multiprocessors(2).specialise(false);
+    let place = async |mut ep: CudaEndpoint| {
+        let me = ep.rank().index();
+        let (x, routing) = upload(&mut ep, &batches[me])?;
+        let got = ep.dispatch(&x, &routing).await?;
+        Ok(ep.address_of(&got.x))
+    };
+    let while_read = |ended: &[Ended]| {
+        let cluster = builder.clone().build(shape).map_err(text)?;
+        let places = all_of(cluster.run(place).map_err(text)?)?;
+        match places.iter().find(|place| ended.iter().any(|ended| ended.place == **place)) {
+            Some(place) => Err(format!("results at {place:#x} are read, and others lie there")),
+            None => Ok(()),
         }
     };
+    let ended = end_beside([&slow, &builder], shape, &batches, while_read)?;
+    if ended.iter().all(|ended| ended.mapped.is_none()) { Ok(()) } else { Err("windows grow".to_owned()) }
+}
+
+/// A rank that has ended.
+struct Ended {
+    /// Of its window, where that grows.
+    mapped: Option<Mapped>,
+    /// Where its results lay.
+    place: u64,
+    /// Lent, so a new rank would take it for its own if it were gone.
+    _reader: Arc<Stream>,
+}
+
+fn wait(has_come: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !has_come() && began.elapsed() < LONG / 2 {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ranks end while a stream may read their results, behind a call of other ranks that takes long, those of `slow`; `while_read` comes between.
+fn end_beside(
+    [slow, builder]: [&Builder; 2],
+    shape: Shape,
+    batches: &[Batch],
+    while_read: impl FnOnce(&[Ended]) -> Result<(), String>,
+) -> Result<Vec<Ended>, String> {
+    let text = |error: Error| error.to_string();
+    let slow = slow.clone().build(shape).map_err(text)?;
+    let (held, met, ended) = (Mutex::new(None), Meet::default(), AtomicBool::new(false));
     let hold = async |mut ep: CudaEndpoint| {
         let me = ep.rank().index();
         let (x, routing) = upload(&mut ep, &batches[me])?;
         let got = ep.dispatch(&x, &routing).await?;
         if me == 0 {
-            until(&|| ended.load(Ordering::Relaxed));
+            wait(|| ended.load(Ordering::Relaxed));
         }
         let again = ep.redispatch(&x, &got.handle).await?;
         if me == 1 {
@@ -332,8 +394,8 @@ fn read_on() -> Result<(), String> {
         unsafe { ep.lasts(raw) };
         // SAFETY: as above.
         unsafe { ep.follow(raw) }?;
-        let mapped = ep.mapped(ep.rank()).ok_or_else(|| wrong("does not grow".to_owned()))?;
-        until(&|| locked(&held).is_some());
+        let seen = Ended { mapped: ep.mapped(ep.rank()), place: ep.address_of(&got.x), _reader: reader };
+        wait(|| locked(&held).is_some());
         if let Some(call) = &*locked(&held) {
             // SAFETY: as above.
             unsafe { call.precede(raw) }?;
@@ -342,28 +404,19 @@ fn read_on() -> Result<(), String> {
         let began = Instant::now();
         // SAFETY: as above.
         unsafe { ep.ends_behind(raw) }?;
-        drop((ep, reader));
+        drop(ep);
         let waited = began.elapsed();
-        if waited < LONG / 4 { Ok(mapped) } else { Err(wrong(format!("an end takes {waited:?}"))) }
+        if waited < LONG / 4 { Ok(seen) } else { Err(wrong(format!("an end takes {waited:?}"))) }
     };
-    let (slow, left) = thread::scope(|scope| {
+    let (slow, seen) = thread::scope(|scope| {
         let slow = scope.spawn(|| slow.run(hold));
-        let seen = builder.build(shape).and_then(|cluster| all_of(cluster.run(read)?).map_err(wrong));
-        let of = |mapped: &[Mapped]| mapped.iter().map(|mapped| mapped.load(Ordering::Relaxed)).sum::<u64>();
-        let while_read = seen.as_deref().map_or(0, of);
+        let seen = builder.clone().build(shape).and_then(|cluster| all_of(cluster.run(read)?).map_err(wrong));
+        let seen = seen.map_err(text).and_then(|seen| while_read(&seen).map(|()| seen));
         ended.store(true, Ordering::Relaxed);
-        let slow = slow.join().expect("no panic");
-        let left = seen.map(|mapped| {
-            until(&|| of(&mapped) == 0);
-            (while_read > 0, of(&mapped))
-        });
-        (slow, left)
+        (slow.join().expect("no panic"), seen)
     });
     all_of(slow.map_err(text)?)?;
-    match left.map_err(text)? {
-        (true, 0) => Ok(()),
-        (stays, left) => Err(format!("stays while it is read: {stays}; is left behind that: {left} bytes")),
-    }
+    seen
 }
 
 /// Results that are there when all ranks have ended; when they are gone, their memory goes.
@@ -397,13 +450,14 @@ type Named = (&'static str, fn() -> Result<(), String>);
 
 /// All of it. `absent`: why nothing runs here.
 pub fn trials(absent: Option<&'static str>) -> Vec<Trial> {
-    let all: [Named; 7] = [
+    let all: [Named; 8] = [
         ("growing::results_that_are_kept_are_placed_and_their_memory_comes_back", shared),
         ("growing::so_do_ranks_that_have_mappings_of_their_own", own),
         ("growing::memory_of_a_rank_that_was_given_up_is_let_go_of", left),
         ("growing::memory_goes_without_a_call_once_that_is_asked_for", trimmed),
         ("growing::what_a_failed_operation_told_of_stays", failed),
         ("growing::memory_goes_behind_what_reads_it_when_its_rank_has_ended", read_on),
+        ("growing::so_does_that_of_windows_which_do_not_grow", read_on_in_fixed_windows),
         ("growing::results_outlive_their_ranks_and_then_their_memory_goes", outliving),
     ];
     let trial = |(name, body): Named| match absent {

@@ -51,6 +51,8 @@ pub(super) struct Work {
     again: Option<Instant>,
     ages: Arc<Ages>,
     rank: Arc<RankDevice>,
+    /// Whether the log says that messages cannot be taken in.
+    is_deaf: bool,
 }
 
 impl Work {
@@ -61,7 +63,7 @@ impl Work {
         rank: Arc<RankDevice>,
     ) -> Self {
         let (unsent, spare) = (Vec::new(), BTreeMap::new());
-        Self { shared, kept, arena, unsent, number: 0, coming: None, spare, again: None, ages, rank }
+        Self { shared, kept, arena, unsent, number: 0, coming: None, spare, again: None, ages, rank, is_deaf: false }
     }
 
     pub(super) fn go_on(mut self) {
@@ -73,7 +75,7 @@ impl Work {
         loop {
             self.send();
             let wait = if self.unsent.is_empty() { LOOK } else { PAUSE };
-            let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+            let wait = Timespec::try_from(wait).expect("less than a second");
             let _ = poll(&mut [PollFd::new(&self.shared.door, PollFlags::IN)], Some(&wait));
             self.hear();
             if self.shared.stops.load(Ordering::Acquire) {
@@ -103,7 +105,11 @@ impl Work {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a keeper of memory hears nothing");
+                    // It may last: then this is no reason for a turn without a pause.
+                    if !std::mem::replace(&mut self.is_deaf, true) {
+                        tracing::warn!(%error, "a keeper of memory hears nothing");
+                    }
+                    std::thread::sleep(PAUSE);
                     return;
                 }
             }
@@ -114,7 +120,7 @@ impl Work {
     fn leave(&mut self) {
         let left = std::mem::take(&mut *locked(&self.shared.left));
         for (_, theirs, _) in self.kept.theirs.iter().filter(|(rank, ..)| left.contains(*rank)) {
-            // SAFETY: the rank has said so.
+            // SAFETY: nothing of this rank touches it any more, as whoever called `Keeper::leave` promised.
             unsafe { theirs.bare_all() };
         }
     }
@@ -236,8 +242,10 @@ impl Work {
         let (at, bytes) = own.gap(between.start, between.end, bytes);
         if bytes < least || bytes == 0 {
             let room = between.end - between.start;
-            let code = format!("{least} bytes at least, of {allowed} that may be taken and addresses for {room}");
-            return Err(CudaError::Driver { call: "an arena's next piece", code });
+            let problem = format!(
+                "its next piece needs {least} bytes, {allowed} may be taken, and there are addresses for {room}"
+            );
+            return Err(CudaError::NoGrowth { problem });
         }
         self.shared.is_short.store(bytes < asked.next_multiple_of(PIECE), Ordering::Relaxed);
         let pages = Pages::new(&device, bytes)?;
