@@ -7,7 +7,7 @@ use soft_hca::{Progress, Work};
 use zerocopy::IntoBytes as _;
 
 use super::Pace;
-use super::registers::{MOST, Registers};
+use super::registers::Registers;
 use super::tables::{Tables, is_pending, progress};
 use crate::args::{HCA_JOBS, Hca, HcaJob, HcaState};
 use crate::build::Source;
@@ -67,8 +67,8 @@ impl Player {
     /// Takes what there is to do for its card; nothing runs.
     pub(super) fn take(&mut self, card: usize, work: &Work, registers: &Registers) -> Result<(), CudaError> {
         let mut tables = Tables::of(card, work);
+        // No more than `registers` maps.
         tables.pages.retain(|page| registers.find(*page).is_some());
-        tables.pages.truncate(MOST);
         let places: Vec<u64> = tables.pages.iter().filter_map(|page| registers.find(*page)).collect();
         let last = vec![0u64; places.len() * self.pace.multiprocessors as usize];
         let put = |bytes: &[u8]| {
@@ -135,6 +135,7 @@ impl Player {
     /// Reads how far the kernel has come, which has ended.
     fn collect(&mut self) -> Result<(), CudaError> {
         self.running = None;
+        self.halt.set_word(0, 0);
         let Some(told) = &mut self.told else { return Ok(()) };
         told.queues.read(&self.stream, 0, told.tables.queues.as_mut_slice().as_mut_bytes())?;
         told.seen.read(&self.stream, 0, told.last.as_mut_slice().as_mut_bytes())?;
@@ -147,17 +148,28 @@ impl Player {
         self.running.is_some()
     }
 
-    /// Stops it, and waits until it has.
+    /// Stops it, and waits until it has. One that does not is to end all the same, and nobody else gets its memory.
     pub(super) fn stop(&mut self) {
         let Some(end) = &self.running else { return };
         self.halt.set_word(0, 1);
         let ended = end.wait(PATIENCE).and_then(|has_come| if has_come { self.collect() } else { Ok(()) });
-        self.halt.set_word(0, 0);
-        match ended {
-            Ok(()) if self.running.is_none() => {}
-            Ok(()) => tracing::error!("a GPU does not end to play an adapter"),
-            Err(error) => tracing::error!(%error, "how far an adapter has come that a GPU played is not known"),
+        if let Err(error) = &ended {
+            tracing::error!(%error, "how far an adapter has come that a GPU played is not known");
         }
+        if self.running.is_some() {
+            tracing::error!("a GPU does not end to play an adapter: it may touch memory of its queues yet");
+            self.lose();
+        }
+    }
+
+    /// Nobody else gets what the kernel was given.
+    fn lose(&mut self) {
+        let told = self
+            .told
+            .iter_mut()
+            .flat_map(|Told { queues, regions, registers, seen, .. }| [queues, regions, registers, seen]);
+        told.chain([&mut self.jobs, &mut self.state]).for_each(DeviceMemory::lose);
+        self.halt.lose();
     }
 
     /// What the card has not heard of its queue pairs. What was told them is no longer sure.
