@@ -6,6 +6,9 @@ use crate::proxy::Staged;
 
 type StagedPair = Pair<Staged<Loop>>;
 
+/// So often a fault is planted that shows only where the other side gets on.
+const TRIES: u32 = 16;
+
 fn pair(network: Loop, log_slots: u32) -> StagedPair {
     Pair::with(Staged(network), log_slots, Home::Device, HostMemory::new)
 }
@@ -109,7 +112,8 @@ fn a_peer_that_rests_breaks(plant: Plant, device: &Device) -> bool {
 fn records_wait_until_they_were_read_and_planted_credit_for_others_is_caught() {
     let Some(device) = Device::usual() else { return };
     assert!(!a_peer_that_rests_breaks(Plant::Nothing, device));
-    assert!(a_peer_that_rests_breaks(Plant::ReadEarly, device));
+    // A busy processor may keep the other side from sending as much while the peer rests.
+    assert!((0..TRIES).any(|_| a_peer_that_rests_breaks(Plant::ReadEarly, device)));
 }
 
 /// One rank's rows are staged, the other's are not: the first says so by name.

@@ -213,9 +213,10 @@ struct Adapter {
         constexpr unsigned warps = 4;
         toy::launch(toy::Shape{blocks, warps, 2 * (warps - 1) * a.piece}, seed, std::vector<toy::Window>{}, [&] { ep_hca_kernel(a); });
     }
+    /* Of all that was posted, heard of or not. */
     bool is_done() const {
-        for (const EpHcaQueue& q : queues)
-            if (q.retired < q.produced) return false;
+        for (std::size_t i = 0; i < queues.size(); ++i)
+            if (queues[i].retired < pairs[i]->posted) return false;
         return true;
     }
 };
