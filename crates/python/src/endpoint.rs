@@ -394,7 +394,11 @@ impl Endpoint {
         let mut go_on = || patience.get_or_insert_with(Patience::new).go_on();
         let last = |rank: &mut Box<dyn Calls>| {
             // SAFETY: the caller's current stream.
-            let _ = stream.map(|stream| unsafe { rank.ends_behind(stream) });
+            let waited = stream.map_or(Ok(()), |stream| unsafe { rank.ends_behind(stream) });
+            // Nothing more can be done about it, and the end goes on.
+            if let Err(error) = waited {
+                tracing::warn!(%error, "what may read results of this communicator is not known: its memory may stay");
+            }
         };
         let closed = py.detach(|| rank.close(&mut go_on, last));
         closed.map_err(|refused| refusal(py, patience, refused))

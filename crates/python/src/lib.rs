@@ -31,6 +31,7 @@
 //! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
 //! | `error` | errors of the engine, as Python's exceptions |
 //! | `dlpack`, `room` | memory as DLPack capsules; memory whose size a caller asked for |
+//! | `log` | what the engine says beside its results |
 //! | `away` | memory of NPUs, which torch cannot take over |
 //! | `twin` | with the feature `npu-twin`, for tests: NPUs on a CPU |
 //!
@@ -55,6 +56,7 @@ mod guard;
 mod handle;
 mod host;
 mod join;
+mod log;
 mod meeting;
 mod members;
 mod npu;
@@ -71,6 +73,14 @@ use pyo3::prelude::*;
 /// The module.
 #[pymodule]
 mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::log::start();
+        Ok(())
+    }
+
     #[pymodule_export]
     use super::away::Away;
     #[pymodule_export]
