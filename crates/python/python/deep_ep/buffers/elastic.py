@@ -403,4 +403,4 @@ def _previous(defer: bool, *events: Any) -> Previous:
     for event in events:
         if event is not None and not isinstance(event, EventOverlap | EventHandle):
             raise errors.InvalidArgument(f"previous_event is a {type(event).__name__}, allowed: an EventHandle")
-    return Previous.of(defer, *events)
+    return Previous.taken(defer, *events)
