@@ -108,7 +108,7 @@ impl Builder {
         self
     }
 
-    /// Multiprocessors of its GPU that a rank's kernels occupy, 2 or more. Automatic: 24, or less where ranks share a GPU.
+    /// Multiprocessors of its GPU that a rank's kernels occupy, 1 or more. Automatic: 24, or less where ranks share a GPU.
     pub const fn multiprocessors(mut self, count: u32) -> Self {
         self.multiprocessors = Some(count);
         self

@@ -1,7 +1,7 @@
 //! CPU ranks: threads of one process, or processes. Those of a node, one host, reach each other through shared
 //! memory; those of different nodes by any [`Transport`](ep_core::transport::Transport).
 //!
-//! The roles are [`ep_core`]'s own, run by [`ep_core::engine::Engine`]: both modes, both placements, recovery. This
+//! The roles are [`ep_core`]'s own, run by [`ep_core::engine::Engine`]: both modes, all placements, recovery. This
 //! crate is the machine beneath them. Linux only.
 //!
 //! ```

@@ -9,11 +9,11 @@
 //! |---|---|---|
 //! | `sim` (default) | the module `sim` | any number of tasks in one process, under a seeded adversary |
 //! | `host` (default) | the module `host`, on Linux | CPUs: threads of one process, or processes, over shared memory; of several hosts with a transport between them |
-//! | `host`, too | the module `far_loop`, on Linux | a transport between nodes of `host` for tests: ranks of one host, at a set rate and latency |
+//! | `host`, too | the module `far_loop`, on Linux | a transport between nodes of `host` and `cuda` for tests: ranks of one host, at a set rate and latency |
 //! | `roce` (default) | the module `roce`, on Linux | the transport between nodes of `host` and `cuda`: RoCE or InfiniBand; building needs neither |
-//! | `cuda` (default) | the module `cuda` | on NVIDIA GPUs of one host; building needs no CUDA |
+//! | `cuda` (default) | the module `cuda` | on NVIDIA GPUs: of one host, or of several with a transport between them; building needs no CUDA |
 //! | `ibgda` (default) | the module `ibgda`, on Linux | the transport between nodes of `cuda` whose kernels post to ConnectX adapters; building needs none |
-//! | `ascend` (default) | the module `ascend` | on Ascend NPUs of one server, or a CPU twin of them; building needs no CANN |
+//! | `ascend` (default) | the module `ascend` | on Ascend NPUs of one server, or on a CPU twin of them, also of several servers; building needs no CANN |
 //! | `cli` (default) | the command `moexpress` | switch it off for a library without its dependencies |
 //!
 //! Four simulated ranks with two experts each, and experts that return what they get, so that a token comes back times

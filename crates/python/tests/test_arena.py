@@ -135,13 +135,31 @@ def check_asynchronous(rank: int, world: int) -> None:
     for x, s in kept:
         assert x.is_contiguous() and s.is_contiguous()
         assert torch.equal(x[:, 3].float(), expected + 1.0) and torch.equal(s[:, 1], expected + 10.0)
-    buffer.trim()
     assert buffer.stats()["rows_through_rings"] == 0
     buffer.destroy()
 
 
 def test_copied_fp8_rows_keep_their_scales(two: Any) -> None:
     two.run(check_asynchronous)
+
+
+def check_trimmed(rank: int, world: int) -> None:
+    """Nothing comes and goes on CPUs."""
+    limit_memory(MUCH)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    tokens = 512 // world
+    kept = dispatch(buffer, tokens, rank, world)[0]
+    before = buffer.stats()["arena_bytes"]
+    buffer.trim()
+    assert buffer.stats()["arena_bytes"] == before >= 64 * MIB
+    check_rows(kept, tokens, world)
+    check_rows(dispatch(buffer, tokens, rank, world)[0], tokens, world)
+    assert buffer.stats()["rows_through_rings"] == 0
+    buffer.destroy()
+
+
+def test_trim_leaves_an_arena_that_does_not_grow_as_it_is(two: Any) -> None:
+    two.run(check_trimmed)
 
 
 def check_growth(rank: int, world: int) -> None:

@@ -1,4 +1,5 @@
-"""Whose memory it is, on GPUs: of a forked child, of storages that were freed, of ranks that end without a word.
+"""Whose memory it is, on GPUs: of a forked child, of storages that were freed, of ranks that end without a word. And memory that comes back: of
+results that are gone, and that of graphs which share a pool.
 
 Skipped, and counted so, on machines without two GPUs.
 """
@@ -85,26 +86,6 @@ def check_freed(rank: int, world: int) -> None:
 @needs_two
 def test_memory_freed_by_a_resize_is_not_read(two: Any) -> None:
     two.run(check_freed, limit=LIMIT)
-
-
-ENDS = """
-import sys
-import torch, torch.distributed as dist
-import deep_ep
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-torch.cuda.set_device(rank)
-dist.init_process_group("gloo", init_method="file://" + store, world_size=2, rank=rank)
-buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
-x, idx = torch.ones(4, 128).bfloat16().cuda(), (torch.arange(8).view(4, 2) % 4).cuda()
-for _ in range(20):
-    layout = buffer.get_dispatch_layout(idx, 4)
-    got = buffer.dispatch(x, None, layout[0], None, layout[3], layout[2], idx, torch.ones(4, 2).cuda())
-    back = buffer.combine(got[0], got[4])
-    low = buffer.low_latency_dispatch(x, idx, 4, 4, use_fp8=False)
-    low_back = buffer.low_latency_combine(low[0], idx, torch.ones(4, 2).cuda(), low[2])
-print("done")
-"""
 
 
 def check_trimmed(rank: int, world: int) -> None:
@@ -212,6 +193,26 @@ def check_captured(rank: int, world: int) -> None:
 @needs_two
 def test_layers_of_captured_graphs_use_the_same_memory(two: Any) -> None:
     two.run(check_captured, limit=LIMIT)
+
+
+ENDS = """
+import sys
+import torch, torch.distributed as dist
+import deep_ep
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.cuda.set_device(rank)
+dist.init_process_group("gloo", init_method="file://" + store, world_size=2, rank=rank)
+buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
+x, idx = torch.ones(4, 128).bfloat16().cuda(), (torch.arange(8).view(4, 2) % 4).cuda()
+for _ in range(20):
+    layout = buffer.get_dispatch_layout(idx, 4)
+    got = buffer.dispatch(x, None, layout[0], None, layout[3], layout[2], idx, torch.ones(4, 2).cuda())
+    back = buffer.combine(got[0], got[4])
+    low = buffer.low_latency_dispatch(x, idx, 4, 4, use_fp8=False)
+    low_back = buffer.low_latency_combine(low[0], idx, torch.ones(4, 2).cuda(), low[2])
+print("done")
+"""
 
 
 @needs_two

@@ -1,7 +1,7 @@
 //! Lanes between nodes over RoCEv2 or InfiniBand: reliable connections, posted by the host's cores.
 //!
-//! [`Roce`] is a [`Transport`](ep_core::transport::Transport) for any backend whose ranks run on CPUs. `docs/roce.md`
-//! is for whoever runs it. libibverbs is opened when the first rank opens its lanes: this crate builds anywhere, and
+//! [`Roce`] is a [`Transport`](ep_core::transport::Transport) for any backend where CPUs post: those of CPU ranks, or a thread of the host for each
+//! rank on a GPU. `docs/roce.md` is for whoever runs it. libibverbs is opened when the first rank opens its lanes: this crate builds anywhere, and
 //! where the library or a device is missing it says so, with what to install. Linux only.
 //!
 //! ```no_run

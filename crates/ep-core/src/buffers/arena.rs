@@ -109,8 +109,8 @@ impl Arena {
         Self { free: Arc::new(Mutex::new(free)) }
     }
 
-    /// The same of which only what lies before `end` has memory; the rest [comes](Self::came) and [goes](Self::withdraw) piece by piece. `ages`: of the device
-    /// that the memory is of.
+    /// The same of which only what lies before `end` has memory; the rest [comes](Self::came) and [goes](Self::withdraw) piece by piece. `ages`: of the
+    /// endpoint whose calls give blocks back.
     pub fn growing(span: Span, end: Offset, ages: &Arc<Ages>) -> Self {
         let this = Self::new(span.offset.span(end.0.clamp(span.offset.0, span.end()) - span.offset.0));
         this.free().pieces = Pieces::new(ages);
@@ -138,7 +138,7 @@ impl Arena {
         free.suspects.is_empty() && free.pieces.is_waiting(&free.ranges)
     }
 
-    /// Whether there would be no range of so many bytes without a piece.
+    /// Whether the arena has a free range of `bytes` bytes only because of `piece`.
     pub fn needs(&self, piece: &Piece, bytes: u64) -> bool {
         let free = self.free();
         let rest = free.ranges.iter().flat_map(|&range| outside(range, &[piece.span]));

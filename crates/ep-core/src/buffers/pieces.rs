@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::port::Span;
 
-/// Tells old from new by the calls of an endpoint, one after the other. Each comes behind what its caller had enqueued: what was given back before it may be read
-/// by that, and by nothing else. When its first kernel has run, that has ended. Between calls marks do as well.
+/// Says when memory that was given back is read by nobody.
+///
+/// Work that may read it was enqueued before the endpoint's next call, which waits for it. So when the first kernel of a later call has run, the reads have
+/// ended. Between calls [marks](Self::mark) do as well.
 #[derive(Debug, Default)]
 pub struct Ages {
     begun: AtomicU64,
@@ -48,7 +50,8 @@ impl Ages {
         Age { call: self.begun.load(Ordering::Acquire), mark: self.marked.load(Ordering::Acquire) }
     }
 
-    /// Whether a call or a mark has come so far that was made later. The call that began next may have been made before, and begun somewhat later.
+    /// Whether nobody reads any more what was given back then: a later call's first kernel has run, or a later mark was reached. One call more than needed is
+    /// waited for: the call that began next may have been ordered before the memory was given back.
     pub fn is_settled(&self, age: Age) -> bool {
         age.call.saturating_add(1) < self.settled.load(Ordering::Acquire)
             || age.mark < self.reached.load(Ordering::Acquire)

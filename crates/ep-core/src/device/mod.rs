@@ -12,8 +12,8 @@
 //! | `ep_far.h` | this module | names and rules of the verbs on lanes between nodes; a transport defines them (`DeviceTransport`) |
 //!
 //! [`headers`] gives all six ([`header_of_shape`] for one shape), and they lie in the crate's folder `include`. Those that hold structs or numbers are generated, the others are text. They need a C++
-//! compiler and no system header; `tests/c_header.rs` and `tests/c_protocol.rs` compile them
-//! with g++ and compare them with the Rust code. A backend defines the structs of its own kernels' parameters with
+//! compiler and no system header; `tests/core/c_header.rs` and `tests/core/c_protocol.rs` compile them
+//! and compare them with the Rust code. A backend defines the structs of its own kernels' parameters with
 //! [`c_struct!`](crate::c_struct), too.
 //!
 //! The order in which a device is used is that of every backend: windows are allocated by the [`crate::Layout`], a [`RankView`] is made for

@@ -78,7 +78,7 @@ class Room:
 
 
 def named(device: torch.device) -> torch.device | str:
-    """The device of a communicator whose tensors are on ``device``."""
+    """The device of a communicator whose tensors are on ``device``. A test makes CPUs look like NPUs by it."""
     return device
 
 

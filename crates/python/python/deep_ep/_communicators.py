@@ -56,7 +56,7 @@ class Communicators:
         self.low_ranks_per_node, self.low_waits = low_ranks_per_node, low_waits
         self.num_nvl_bytes = num_nvl_bytes
         self.multiprocessors = 20
-        # Until a system has no memory that is mapped piece by piece.
+        # False once a system could not map memory piece by piece.
         self._arenas_grow = True
         self._normal: dict[Sizes, Arena] = {}
         self._low: dict[tuple[Sizes, int], Communicator] = {}
@@ -103,19 +103,19 @@ class Communicators:
                 return arena
         return self.normal(device, Sizes(self.meeting.world, topk or 1, hidden, element), rows_to)
 
-    def grow(self, rows: Sizes, arena: Arena, received: int) -> None:
-        """Makes a larger arena for later dispatches, where a rank has received more rows than this one was made for:
-        ``received``, the same on all ranks, which call this together; or where results were kept for which it had no
-        room. Handles of before keep what they were made with."""
+    def enlarge(self, rows: Sizes, arena: Arena, received: int) -> None:
+        """Makes a larger arena for later dispatches, in place of one that does not grow: where a rank has received more rows than it was made
+        for (``received``, the same on all ranks, which call this together), or where results were kept for which it had no room. Handles
+        of before keep what they were made with."""
         try:
             if self._former.is_due():
                 self._free_former()
-            self._grow(rows, arena, received)
+            self._enlarge(rows, arena, received)
         except errors.Error as failed:
             # The dispatch brought its rows: who cannot meet now is heard of by the next call that needs it.
             LOG.warning("rank %d: the arena stays as it is, as the ranks did not meet: %s", self.meeting.rank, failed)
 
-    def _grow(self, rows: Sizes, arena: Arena, received: int) -> None:
+    def _enlarge(self, rows: Sizes, arena: Arena, received: int) -> None:
         room, device = arena.room, arena.communicator.device
         if self._lost or arena.grows or room.is_all or self._normal.get(rows) is not arena:
             return
@@ -178,7 +178,8 @@ class Communicators:
 
     def in_turn(self, communicator: Communicator, previous: Previous = NONE) -> Communicator:
         """It, for its next call, which comes behind ``previous`` and behind the last call of any other one. In DeepEP all calls of a buffer are of one
-        stream: an event says that all calls before have ended, and what one call brought may be given to the next and let go of."""
+        stream: an event says that all calls before have ended, and what one call brought may be given to the next and let go of. Low latency of
+        ``Buffer`` does not come here: it is of the current stream."""
         last, self._last = self._last, communicator
         if last is not None and last is not communicator:
             communicator.order.follow(last.order)

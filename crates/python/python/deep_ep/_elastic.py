@@ -94,7 +94,7 @@ class Elastic:
         )
         # Before anything else may fail on this rank alone: the ranks count together.
         if not worst:
-            self.communicators.grow(sizes, arena, received.handle.most_rows())
+            self.communicators.enlarge(sizes, arena, received.handle.most_rows())
         if defer:
             for given in (stats, topk_idx):
                 arena.communicator.order.beyond(given)

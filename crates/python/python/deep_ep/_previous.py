@@ -17,8 +17,9 @@ class Previous:
         self._events = events
 
     @staticmethod
-    def of(defer: bool, *given: EventHandle | EventOverlap | None) -> Previous:
-        """Of checked arguments. ``defer``: the call is asynchronous; else the current stream waits for it, and so for them, too."""
+    def taken(defer: bool, *given: EventHandle | EventOverlap | None) -> Previous:
+        """Those of a call, from its checked arguments. Makes the current stream wait at once, unless the call is asynchronous (``defer``): then they
+        are what the call still has to come behind."""
         # What a call that was not asynchronous returned is an event without content: there is nothing to wait for.
         events = tuple(one for one in map(_content, given) if one is not None)
         if not events:

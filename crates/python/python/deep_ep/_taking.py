@@ -48,4 +48,4 @@ def ordered(
     if previous_event is None and async_finish is False and allocate_on_comm_stream is False:
         return False, NONE
     defer = _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-    return defer, Previous.of(defer, previous_event)
+    return defer, Previous.taken(defer, previous_event)

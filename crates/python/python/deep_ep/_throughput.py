@@ -135,7 +135,7 @@ class Throughput:
             )
         # Before anything else may fail on this rank alone: the ranks count together.
         if not num_worst_tokens:
-            self.communicators.grow(of, arena, received.handle.most_rows())
+            self.communicators.enlarge(of, arena, received.handle.most_rows())
         self._known.look()
         channels, generation = num_sms // 2, self.communicators.generation
         routing = Routing(

@@ -38,7 +38,7 @@ class Buffer(NotServed):
         group: a ``torch.distributed`` group of any backend.
         num_nvl_bytes: least bytes of memory into which rows are placed directly. It grows with the batches that are seen, as far as
             memory is free; batches for which it has no room go through outboxes.
-        num_rdma_bytes: accepted, and not needed.
+        num_rdma_bytes: bytes that :meth:`get_local_buffer_tensor` gives with ``use_rdma_buffer``; without other effect.
         low_latency_mode: whether low-latency calls may be made.
         allow_nvlink_for_low_latency_mode: whether low latency reaches ranks of the own node through their memory. Without, it sends all
             rows by what carries them between nodes, on one node, too.
@@ -153,9 +153,9 @@ class Buffer(NotServed):
         self._low_latency.rejoin()
 
     def stats(self) -> dict[str, int]:
-        """Rows by the way they took, of all communicators of throughput mode: ``rows_placed`` and ``rows_through_rings`` of dispatches,
+        """Rows by the way they took, of all communicators. Of throughput mode: ``rows_placed`` and ``rows_through_rings`` of dispatches,
         ``results_pulled`` and ``results_through_rings`` of combines (on CPUs results always return through rings), outboxes counted as
-        rings; and
+        rings. Of low latency, V2's small batches among it: ``rows_by_low_latency``, of dispatches and combines together. And
         ``arena_bytes``, those of the arenas. Not of DeepEP."""
         return self._communicators.stats()
 

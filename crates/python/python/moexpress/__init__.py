@@ -1,6 +1,6 @@
 """Moves tokens to experts and back: dispatch and combine of mixture-of-experts models.
 
-A :class:`Communicator` is one rank of a group of processes, on CPUs or NVIDIA GPUs, of one node or several. The package ``deep_ep`` beside this
+A :class:`Communicator` is one rank of a group of processes, on CPUs, NVIDIA GPUs or Ascend NPUs, of one node or several. The package ``deep_ep`` beside this
 one has DeepEP's interface over the same machinery. ``docs/python.md`` in the repository is the manual.
 """
 

@@ -59,7 +59,8 @@ class Communicator:
             each other's memory than could.
         far: what carries rows between nodes: ``roce``, ``ibgda`` (GPUs only) or, between processes of one host, ``loop`` (not of NPUs). Default:
             ``MOEXPRESS_FAR``, or ``roce``. On one node nothing does.
-        far_devices: the adapters of a node's ranks, in turn: ``mlx5_0,mlx5_1``. Default: ``MOEXPRESS_FAR_DEVICES``, or the nearest.
+        far_devices: the adapters of a node's ranks, in turn: ``mlx5_0,mlx5_1``. Default: ``MOEXPRESS_FAR_DEVICES``, or all active ports in turn.
+            Refused with ``loop``, which has none.
         wait_for_kernels: on GPUs, whether a call returns when its kernels have ended, and raises what failed in them. Without, it returns
             once they are enqueued, and a later call raises. CPUs and NPUs wait in any case.
 
@@ -218,10 +219,12 @@ class Communicator:
         """Sends each row to the ranks that hold its experts, once to each rank.
 
         Args:
-            x: ``[tokens, hidden]``, bf16, or float8_e4m3fn with ``scales``. Each rank has its own number of tokens, 0 too.
+            x: ``[tokens, hidden]`` as ``element`` says: bf16; float8_e4m3fn with ``scales``; or int8 with ``scales``, on CPUs and NPUs. Each
+                rank has its own number of tokens, 0 too.
             topk_idx: int64 ``[tokens, topk]``: the router's choices, -1 for a dropped one. No token names an expert twice.
             topk_weights: f32 ``[tokens, topk]``, carried to the receiver. Default: ones.
-            scales: ``[tokens, scales]``, f32, or int32 with four UE8M0 bytes each; any strides.
+            scales: of FP8 rows ``[tokens, scales]``, one for every 128 elements: f32, or int32 with four UE8M0 bytes each. Of INT8 rows f32
+                ``[tokens, 1]``. Any strides.
             alignment: per-expert counts are rounded up to a multiple of this. Rows do not move, unless they are to be by expert.
             by_expert: rows ready for a grouped GEMM: ``x`` and ``scales`` have a row for each choice. Those of an expert lie side by side,
                 by source rank, token and choice; the first of each expert is at a multiple of ``alignment``; what lies between is padding.
@@ -300,8 +303,8 @@ class Communicator:
     @plain
     def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """INT8 rows of bf16 ``[rows, hidden]``, as :meth:`dispatch` takes them without a copy: codes ``[rows, hidden]`` and scales
-        ``[rows, 1]``, 127 over the largest magnitude, rounded to nearest. Of communicators of NPUs with ``element="int8"``; it concerns no
-        other rank."""
+        ``[rows, 1]``. A row's scale is its largest magnitude over 127, and a value is its code times the scale, to the nearest code. Of
+        communicators of NPUs with ``element="int8"``; it concerns no other rank."""
         return self.throughput.quantize(x)
 
     @plain
@@ -501,7 +504,8 @@ class Communicator:
         self.native.trim((self.order.current(), False))
 
     def close(self) -> None:
-        """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable.
+        """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable. On GPUs it waits up to five
+        seconds for what may read results that are gone, where the arena grows.
 
         A call that is under way in another thread ends and raises ``Closed``. From a signal handler that runs inside a call this returns
         at once, and the call raises ``Closed`` when the handler has returned.

@@ -102,7 +102,7 @@ class Received(_Rows):
 
     @cached_property
     def expert_counts(self) -> list[int]:
-        """``[local experts]``: received choices, rounded up to the alignment. Empty for a cached dispatch."""
+        """``[local experts]``: received choices, rounded up to the alignment. Empty for a cached dispatch, and with ``device_counts``."""
         return self._out.expert_counts
 
     @cached_property

@@ -50,7 +50,8 @@ class ElasticBuffer(NotOffered):
         deterministic, sl_idx: accepted, without effect: the order is always the same.
         allow_hybrid_mode: what :meth:`get_logical_domain_size` says of several nodes; without other effect.
         allow_multiple_reduction: whether the results of a token's experts on one rank are summed there and travel as one row. Without,
-            each comes back by itself, and sums are rounded once: as many combines as a token has choices.
+            each comes back by itself, and sums are rounded once: of small batches in one launch, of larger ones on GPUs of one node by
+            three combines, else by as many combines as a token has choices.
         prefer_overlap_with_compute: what :meth:`get_theoretical_num_sms` recommends: fewer multiprocessors, or more.
         num_allocated_qps: bound on ``num_qps``, which has no other effect.
         num_cpu_timeout_secs, num_gpu_timeout_secs: seconds that an operation may take; the least of both and of ``MOEXPRESS_TIMEOUT``
@@ -403,4 +404,4 @@ def _previous(defer: bool, *events: Any) -> Previous:
     for event in events:
         if event is not None and not isinstance(event, EventOverlap | EventHandle):
             raise errors.InvalidArgument(f"previous_event is a {type(event).__name__}, allowed: an EventHandle")
-    return Previous.of(defer, *events)
+    return Previous.taken(defer, *events)

@@ -33,7 +33,8 @@ pub(crate) struct FarArgs {
     /// With --far roce or ibgda: service level of all packets, 0 to 15 [default: 0]
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_service_level: Option<u32>,
-    /// With --far loop, or --far-devices gpu: GB/s of each rank's card, in and out [default: as fast as cores copy]
+    /// With --far loop, or --far-devices gpu: GB/s of each rank's card, in and out [default: as fast as cores copy; with
+    /// gpu 50]
     #[arg(long, value_name = "GB_S", value_parser = number::<f64>("a number more than 0, in GB/s"), requires = "far")]
     pub(crate) far_rate: Option<f64>,
     /// With --far loop, or --far-devices gpu: how long a byte is on its way: 2us, 1ms, ... [default: 0s; with gpu 3us]
