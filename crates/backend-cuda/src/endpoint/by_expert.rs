@@ -176,7 +176,7 @@ impl CudaEndpoint {
         let (rows, results) = (handle.rows(), self.layout().row().results());
         let is_pulled = self.far().is_none() && !self.is_pulled(handle.outboxes());
         match is_pulled.then(|| self.desk.arena().take(&results, rows)).flatten() {
-            Some(block) => Ok(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone()))),
+            Some(block) => Ok(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.of(&block)))),
             None => Rows::new(self.stream(), rows, self.shape().result_bytes() as usize),
         }
     }

@@ -337,7 +337,7 @@ impl CudaEndpoint {
             (None, block) => {
                 block.filter(|_| capture.is_none()).into_iter().for_each(|block| self.tell(block, &event));
                 let block = block.unwrap_or_else(|| self.layout().row().block(ep_core::port::Offset(0), 0));
-                Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone()))
+                Rows::Leased(Lease::new(self.desk.arena(), block, self.window.of(&block)))
             }
         };
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);

@@ -40,6 +40,7 @@ use ep_core::engine::{
     Ages, Combine, Combined, Desk, Dispatch, Handle, Lease, Received, Routing, Scalar, Scales, Stats,
 };
 use ep_core::layout::{KernelWindow, Kind};
+use ep_core::port::Offset;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, OutboxUse, Rank, RankSet, Rings};
 
 use zerocopy::IntoBytes as _;
@@ -133,7 +134,7 @@ impl CudaEndpoint {
         let window = DeviceWindow {
             stream: Arc::clone(&device.stream),
             node: Arc::clone(&device.node),
-            bytes: layout.window_bytes(),
+            within: Offset(0).span(layout.window_bytes()),
             me,
             leased: Arc::default(),
         };
@@ -435,7 +436,7 @@ impl Endpoint for CudaEndpoint {
         self.desk.check_handle(handle).ok()?;
         self.suspect_if_failed();
         let block = self.desk.arena().take(&self.layout().row().results(), handle.rows())?;
-        Some(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone())))
+        Some(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.of(&block))))
     }
 
     fn store(&mut self, buf: &mut Rows, first: u32, bytes: &[u8]) -> Result<(), Error> {

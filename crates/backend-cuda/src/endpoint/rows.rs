@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ep_core::engine::{Arena, Extent, Lease, Scalar};
-use ep_core::layout::RowFormat;
+use ep_core::layout::{Block, RowFormat};
 use ep_core::machine::Window;
 use ep_core::port::{Offset, Span};
 use ep_core::{Error, Fault, Phase, Rank};
@@ -15,18 +15,25 @@ use zerocopy::IntoBytes;
 use crate::driver::{Scratch, Stream};
 use crate::node::Node;
 
-/// Copying access to the own window, on the rank's stream.
+/// Copying access to the own window, or to the block of it that a lease holds, on the rank's stream.
 #[derive(Clone, Debug)]
 pub struct DeviceWindow {
     pub(crate) stream: Arc<Stream>,
     pub(crate) node: Arc<Node>,
-    pub(crate) bytes: u64,
+    /// What may be touched: elsewhere an arena may have no memory.
+    pub(crate) within: Span,
     pub(crate) me: Rank,
     /// The endpoint's, and one of each lease.
     pub(crate) leased: Arc<()>,
 }
 
 impl DeviceWindow {
+    /// The same within a block.
+    pub(crate) fn of(&self, block: &Block) -> Self {
+        let bytes = block.format().block_bytes(block.rows().into());
+        Self { within: block.base().span(bytes), ..self.clone() }
+    }
+
     /// Whether somebody else has it: somebody who has results that lie there.
     pub(crate) fn is_leased(&self) -> bool {
         Arc::strong_count(&self.leased) > 1
@@ -38,10 +45,9 @@ impl DeviceWindow {
     }
 
     fn check(&self, span: Span) -> Result<u64, Fault> {
-        let window = self.bytes;
         match span.offset.0.checked_add(span.len) {
-            Some(end) if end <= window => Ok(self.address(span.offset)),
-            _ => Err(Fault::out_of_range(span, window)),
+            Some(end) if self.within.offset <= span.offset && end <= self.within.end() => Ok(self.address(span.offset)),
+            _ => Err(Fault::out_of_range(span, self.within.end())),
         }
     }
 
@@ -54,7 +60,8 @@ impl DeviceWindow {
 impl Window for DeviceWindow {
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
         let at = self.check(from.span(into.len() as u64))?;
-        // SAFETY: the range lies in the own window, which `node` keeps.
+        // SAFETY: the range lies in the own window, which `node` keeps, and has memory: that of a block that is held, or what an endpoint
+        // names, which alone has all of the window.
         unsafe { self.stream.download(at, into) }.map_err(|_| self.gone())
     }
 
