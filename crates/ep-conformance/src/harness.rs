@@ -13,7 +13,7 @@ use crate::cases;
 use crate::processes::{self, InProcesses, Pool, Processes};
 
 /// How long one case may take, times `EP_TIME_FACTOR` from the environment (for slow machines).
-const CASE_LIMIT: Duration = Duration::from_secs(300);
+const CASE_LIMIT: Duration = Duration::from_secs(900);
 
 /// One case of the suite.
 pub(crate) struct Case<B> {

@@ -113,9 +113,16 @@ pub struct Script {
 }
 
 impl Script {
-    /// An empty script of `rank` that may take a second.
+    /// An empty script of `rank` that may take a minute: nobody waits for it where nothing is lost.
     pub const fn new(rank: Rank) -> Self {
-        Self { rank, allowed: Nanos::from_secs(1), steps: Vec::new() }
+        Self { rank, allowed: Nanos::from_secs(60), steps: Vec::new() }
+    }
+
+    /// It may take no longer.
+    #[must_use]
+    pub const fn within(mut self, allowed: Nanos) -> Self {
+        self.allowed = allowed;
+        self
     }
 
     /// Adds a step.

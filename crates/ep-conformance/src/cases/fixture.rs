@@ -30,6 +30,9 @@ pub(super) fn allowed(seconds: u64) -> Nanos {
     Nanos::from_secs(seconds * u64::from(env_number("EP_TIME_FACTOR").unwrap_or(1)))
 }
 
+/// Seconds allowed to an operation that must succeed, or is refused: nobody waits for them, and a machine that stands still for a moment ends no wait.
+pub(super) const PATIENCE: u64 = 60;
+
 /// A plain fresh round.
 pub(super) const TURN: Turn = Turn { cached: false, pull: false, return_weights: true, bias: 0, channels: 1 };
 

@@ -5,7 +5,7 @@ use ep_core::engine::low_latency::LowRouting;
 use ep_core::reference::{Weighing, World};
 use ep_core::{Element, Endpoint, Error, LowLatency, Nanos, Rank, RankSet, Scaling, Settings};
 
-use super::fixture::{Verdict, allowed, ensure, finished, text};
+use super::fixture::{PATIENCE, Verdict, allowed, ensure, finished, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
 use crate::harness::Case;
@@ -99,7 +99,8 @@ fn batch_sizes<B: Backend>(backend: &B) -> Verdict {
 fn other_kind<B: Backend>(backend: &B) -> Verdict {
     let scenario = Scenario { max_tokens: 8, ..scenario(2, 6) };
     let mut layer = layer_of(scenario.clone()).map_err(text)?;
-    let settings = Settings::builder(&layer.setup.shape, &layer.setup.topology).low_latency(true).deadline(deadline());
+    let settings =
+        Settings::builder(&layer.setup.shape, &layer.setup.topology).low_latency(true).deadline(allowed(PATIENCE));
     layer.setup.settings = settings.low_latency_unit_bytes(scenario.unit_bytes(4)).build().map_err(text)?;
     let outcomes = backend.run(&layer.setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
@@ -264,14 +265,23 @@ pub(super) fn layer(ranks: u32, tokens: u32, seed: u64) -> Result<Layer, Error> 
 }
 
 pub(super) fn layer_of(scenario: Scenario) -> Result<Layer, Error> {
+    layer_within(scenario, allowed(PATIENCE))
+}
+
+/// One whose ranks are waited for in vain.
+pub(super) fn hurried(scenario: Scenario) -> Result<Layer, Error> {
+    layer_within(scenario, deadline())
+}
+
+fn layer_within(scenario: Scenario, deadline: Nanos) -> Result<Layer, Error> {
     let mut setup = scenario.setup()?;
-    let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(deadline());
+    let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(deadline);
     setup.settings = settings.build()?;
     let world = World::new(setup.shape, setup.topology, RankSet::new())?;
     Ok(Layer { batches: scenario.batches(setup.shape, 0)?, setup, world })
 }
 
-/// Time allowed to one operation where it matters.
+/// Time allowed to one operation where somebody waits for it to pass.
 pub(super) fn deadline() -> Nanos {
     allowed(1)
 }

@@ -5,7 +5,7 @@ use ep_core::reference::{Weighing, World};
 use ep_core::{Endpoint, Error, Fault, LowLatency, Nanos, Rank, RankSet};
 
 use super::fixture::{Verdict, ensure, finished, text};
-use super::low_latency::{Layer, deadline, layer_of, scenario};
+use super::low_latency::{Layer, deadline, hurried, layer_of, scenario};
 use crate::backend::{Backend, Requirement};
 use crate::drive;
 use crate::harness::Case;
@@ -99,7 +99,7 @@ pub(super) fn crash_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
     let victim = Rank(3);
     for (seed, noticed) in (0..backend.seeds(12)).flat_map(|seed| [(seed, false), (seed, true)]) {
         let weighing = if seed % 2 == 0 { Weighing::AtSource } else { Weighing::AtExperts };
-        let layer = layer_of(Scenario { seed, nodes, ..scenario(4, 6) }).map_err(text)?;
+        let layer = hurried(Scenario { seed, nodes, ..scenario(4, 6) }).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Crash { rank: victim, after: 11 * seed, noticed });
         let outcomes = backend.run(&setup, async |mut ep| persist(&mut ep, &layer, weighing, 6).await)?;
         survived(&layer, victim, weighing, outcomes).map_err(|error| format!("seed {seed}: {error}"))?;
@@ -189,7 +189,7 @@ fn delay<B: Backend>(backend: &B) -> Verdict {
 /// Three ranks of so many nodes.
 pub(super) fn delay_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
     for seed in 0..backend.seeds(8) {
-        let layer = layer_of(Scenario { seed, nodes, ..scenario(3, 5) }).map_err(text)?;
+        let layer = hurried(Scenario { seed, nodes, ..scenario(3, 5) }).map_err(text)?;
         let by = Nanos(deadline().0 / 20);
         let delay = Incident::Delay { from: Rank(2), to: Rank(0), kind: None, by, after: seed * 3 };
         let setup = layer.setup.clone().incident(delay);

@@ -5,10 +5,11 @@ use ep_core::reference::Weighing;
 use ep_core::{Endpoint, Error, LowLatency, Rank};
 
 use super::fixture::{Verdict, ensure, finished, text};
-use super::low_latency::{Layer, layer};
+use super::low_latency::{Layer, hurried, layer, scenario};
 use super::low_lost::{persist, survived};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
+use crate::low_latency::scenario::Scenario;
 use crate::low_latency::{Seen, results, round, upload, verify, weights};
 use crate::workload::Workload;
 
@@ -161,7 +162,7 @@ pub(super) fn skip<B: Backend>(backend: &B, layer: &Layer, seed: u64) -> Verdict
 fn failed<B: Backend>(backend: &B) -> Verdict {
     let victim = Rank(3);
     for (seed, noticed) in (0..backend.seeds(12)).flat_map(|seed| [(seed, false), (seed, true)]) {
-        let layer = layer(4, 6, seed).map_err(text)?;
+        let layer = hurried(Scenario { seed, ..scenario(4, 6) }).map_err(text)?;
         let crash = Incident::Crash { rank: victim, after: 7 * seed, noticed };
         let setup: Setup = layer.setup.clone().incident(crash);
         let outcomes = backend.run(&setup, async |mut ep| {

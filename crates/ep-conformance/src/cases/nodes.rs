@@ -8,7 +8,7 @@ use ep_core::{
     Element, Endpoint, Error, Layout, Nanos, Placement, Rank, RankSet, Rings, Scaling, Settings, Shape, Topology,
 };
 
-use super::fixture::{TURN, Verdict, allowed, check, direct, ensure, scenario, text};
+use super::fixture::{PATIENCE, TURN, Verdict, allowed, check, direct, ensure, scenario, text};
 use crate::backend::{Backend, Requirement, Setup, finished};
 use crate::drive::{Round, cached_round, round};
 use crate::harness::Case;
@@ -191,7 +191,8 @@ fn device_counts<B: Backend>(backend: &B) -> Verdict {
 
 /// The rows that leave a rank for another node are its tokens with an expert there, each once.
 fn deduplicated<B: Backend>(backend: &B) -> Verdict {
-    let (setup, batches, world) = layer(2, 2, 4, Placement::Ring).map_err(text)?;
+    let (mut setup, batches, world) = layer(2, 2, 4, Placement::Ring).map_err(text)?;
+    setup.settings = setup.settings.with_deadline(allowed(PATIENCE)).map_err(text)?;
     let outcomes = backend.run(&setup, async |mut ep| {
         let batch = &batches[ep.rank().index()];
         let before = ep.stats();
