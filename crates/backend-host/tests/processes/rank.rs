@@ -28,7 +28,7 @@ fn a_rank_that_was_started() {
     // Shown when the test fails that started this rank.
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let environment = Environment::detect().unwrap();
-    let within = if plan == "endure" { SHORT * factor() } else { LONG };
+    let within = if plan == "meet" { SHORT * factor() } else { LONG };
     let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(within);
     let member = match Member::join(settings) {
         Ok(member) => Arc::new(member),
@@ -50,7 +50,7 @@ fn act<T: Transport<Lanes: 'static> + Clone + 'static>(
     match plan {
         "work" => work(member, topology, transport),
         "persist" => persist(member, topology, transport),
-        "endure" => endure(&Cpus::new(transport.clone()), member, topology, DEADLINE),
+        "endure" | "meet" => endure(&Cpus::new(transport.clone()), member, topology, DEADLINE),
         "haunted" => beside(member, topology, transport, Haunted::LowLatency),
         "haunted throughput" => beside(member, topology, transport, Haunted::Throughput),
         "short" => short(member, topology, transport),
