@@ -132,8 +132,10 @@ fn all_go_on_together_on_new_connections_again_and_again() {
 
 /// Returns when so many calls of it have begun.
 fn meet(come: &AtomicU32, all: u32) {
+    let began = Instant::now();
     come.fetch_add(1, Ordering::SeqCst);
     while come.load(Ordering::SeqCst) < all {
+        assert!(began.elapsed() < Duration::from_secs(60), "another rank has failed");
         thread::sleep(Duration::from_millis(1));
     }
 }

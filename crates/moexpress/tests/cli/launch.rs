@@ -458,6 +458,14 @@ fn a_signal_is_passed_on_where_nobody_reads_what_is_said_of_it() {
     assert_eq!(ended, Some(130));
 }
 
+/// A core that this process may run on.
+#[cfg(target_os = "linux")]
+fn one_core() -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let cores = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    cores.trim().split(['-', ',']).next().unwrap().to_owned()
+}
+
 /// A process on the only core may run before the command, which started it, does anything more.
 #[test]
 #[cfg(target_os = "linux")]
@@ -468,7 +476,7 @@ fn when_the_launcher_is_killed_as_it_starts_a_process_that_ends_too() {
     for _ in 0..2 {
         let script = format!("echo $$ >{}; kill -9 $PPID; exec sleep 600", pid.display());
         let mut command = Command::new("taskset");
-        command.args(["-c", "0", program, "launch", "-n", "1", "--grace", "300ms", "--", "sh", "-c", &script]);
+        command.args(["-c", &one_core(), program, "launch", "-n", "1", "--grace", "300ms", "--", "sh", "-c", &script]);
         let output = command.stdin(Stdio::null()).output().expect("taskset runs");
         assert_eq!(output.status.code(), None, "it was killed: {output:?}");
         let pid = fs::read_to_string(&pid).unwrap();
