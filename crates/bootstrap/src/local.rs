@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn who_was_given_up_is_told() {
-        let answers = meet(&[(0, proposal(&[1], 1)), (1, proposal(&[], 1))], 2, Nanos::from_millis(200));
+        let answers = meet(&[(0, proposal(&[1], 1)), (1, proposal(&[], 1))], 2, Nanos::from_secs(60));
         assert!(answers[0].is_ok());
         assert!(matches!(answers[1], Err(Error::Excluded { rank: Rank(1) })));
     }

@@ -21,8 +21,8 @@ const HEAD: Cell = Cell::new(RECEIVER, CREDIT, Counter::Head);
 const TO_RECEIVER: LaneId = LaneId { peer: RECEIVER, kind: DATA };
 const TO_SENDER: LaneId = LaneId { peer: SENDER, kind: CREDIT };
 
-/// Waits of a whole run end after this time.
-const PATIENCE: Nanos = Nanos::from_secs(60);
+/// Waits of a whole run end after this time, which is for thousands of messages on a busy machine.
+const PATIENCE: Nanos = Nanos::from_secs(3600);
 
 fn open<M: Machine>(machine: &M, duty: Duty) -> M::Port {
     let deadline = machine.now() + PATIENCE;

@@ -385,7 +385,7 @@ def test_what_callers_ask_the_runtime(two: Any) -> None:
 
 
 def check_recovery(rank: int, world: int) -> None:
-    os.environ["MOEXPRESS_TIMEOUT"] = "3"
+    os.environ["MOEXPRESS_TIMEOUT"] = "10"
     try:
         buffer = make_buffer(low_latency_mode=True)
     finally:

@@ -365,7 +365,7 @@ def test_one_rank_is_unmasked_and_others_stay_masked(four: Any) -> None:
 def check_shrink(rank: int, world: int) -> list[int]:
     """One rank does not come: the others go on without it."""
     layer = layer_of(world)
-    os.environ["MOEXPRESS_TIMEOUT"] = "2"
+    os.environ["MOEXPRESS_TIMEOUT"] = "10"
     try:
         buffer = make_buffer(enable_shrink=True)
     finally:
@@ -376,7 +376,7 @@ def check_shrink(rank: int, world: int) -> list[int]:
     if rank != 1:
         began = time.monotonic()
         counts = buffer.low_latency_dispatch(batch.x, batch.topk_idx, MOST, layer.experts, use_fp8=False)[1]
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 18
         all_batches = oracle.batches(layer, [5] * world)
         mine = [rank * layer.local + expert for expert in range(layer.local)]
         chosen = [sum(int((each.topk_idx == e).sum()) for r, each in enumerate(all_batches) if r != 1) for e in mine]

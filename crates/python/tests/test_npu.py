@@ -445,7 +445,7 @@ class _Interrupted(Exception):
 def _interrupted(rank: int, world: int, near: int, library: str) -> None:
     npu = started(rank, world, near, library)
     meeting = Meeting()
-    one = Communicator(meeting, **SIZES, device="npu", timeout=4)
+    one = Communicator(meeting, **SIZES, device="npu", timeout=8)
     x, topk_idx, topk_weights = (put(npu, tensor) for tensor in _batch(rank))
     one.dispatch(x, topk_idx, topk_weights)
     if rank == 0:
@@ -458,10 +458,10 @@ def _interrupted(rank: int, world: int, near: int, library: str) -> None:
         began = time.monotonic()
         with pytest.raises(_Interrupted):
             one.dispatch(x, topk_idx, topk_weights)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 6
         # The others do not come, so the kernels wait to their deadline; and the caller's stream for them.
         _native.Twin.synchronize()
-        assert time.monotonic() - began > 3
+        assert time.monotonic() - began > 6
         # What is enqueued now to give the memory away comes behind the kernels.
         del x, topk_idx, topk_weights
         gc.collect()

@@ -39,19 +39,19 @@ def check_interrupt(rank: int, world: int) -> None:
         def count() -> None:
             while not stop.is_set():
                 steps[0] += 1
-                time.sleep(0.001)
+                # It does not come so far where the wait keeps Python's lock.
+                if steps[0] == 100:
+                    os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
 
         thread = threading.Thread(target=count)
         thread.start()
-        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             communicator.dispatch(batch.x, batch.topk_idx)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
         stop.set()
         thread.join()
-        assert steps[0] > 50, "the wait kept Python's lock"
         with pytest.raises(errors.Poisoned, match="dropped before it had ended"):
             communicator.dispatch(batch.x, batch.topk_idx)
     dist.barrier()
@@ -82,14 +82,14 @@ def test_meetings_answer_ctrl_c(two: Any) -> None:
     two.stop()  # The interrupted barrier is still waiting on a thread.
 
 
-def late(kind: str, group: Any) -> Any:
+def late(kind: str, group: Any, seconds: int = 2) -> Any:
     """What is made within two seconds."""
     if kind == "Communicator":
-        return make(group=group, timeout=2.0)[0]
+        return make(group=group, timeout=float(seconds))[0]
     if kind == "ElasticBuffer":
-        return deep_ep.ElasticBuffer(group, 0, num_gpu_timeout_secs=2)
+        return deep_ep.ElasticBuffer(group, 0, num_gpu_timeout_secs=seconds)
     before = os.environ["MOEXPRESS_TIMEOUT"]
-    os.environ["MOEXPRESS_TIMEOUT"] = "2"
+    os.environ["MOEXPRESS_TIMEOUT"] = str(seconds)
     try:
         return moexpress.Meeting(group) if kind == "Meeting" else deep_ep.Buffer(group)
     finally:
@@ -103,14 +103,14 @@ def check_late(rank: int, world: int, kind: str) -> None:
     began = time.monotonic()
     with pytest.raises(errors.MeetingFailed, match=f"not all {world} ranks of the group told wh.* within 2.0 s"):
         late(kind, group)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     # What still waits there would take part.
     with pytest.raises(errors.MeetingFailed, match="an earlier meeting of this group was given up"):
         late(kind, group)
     if rank != 1:
         dist.barrier()
     other = dist.new_group()
-    late(kind, other)
+    late(kind, other, 20)
     dist.barrier()
 
 
@@ -293,8 +293,10 @@ def check_made_and_closed(rank: int, world: int) -> tuple[int, int]:
     for _ in range(40):
         once()
     gc.collect()
-    time.sleep(0.1)  # Threads of the last meeting end.
-    after = used()
+    # Threads of the last meeting end.
+    until = time.monotonic() + 20
+    while sum((after := used())[1:]) > sum(before[1:]) and time.monotonic() < until:
+        time.sleep(0.1)
     return after[0] - before[0], after[1] - before[1] + after[2] - before[2]
 
 

@@ -289,7 +289,7 @@ def test_engine_fp8_rows_come_back_as_bf16(ranks: Any) -> None:
 
 def check_recovery(rank: int, world: int) -> None:
     """A rank does not take part, all survivors name it and recover, without it and then with nobody missing."""
-    layer, communicator = small(timeout=3.0, low_latency=True)
+    layer, communicator = small(timeout=12.0, low_latency=True)
     x, idx, weights = inputs(layer, rank)
     handle = communicator.dispatch(x, idx, weights).handle
     lost = world - 1

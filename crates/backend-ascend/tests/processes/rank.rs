@@ -13,7 +13,7 @@ use ep_conformance::processes::plans::{Apart, Haunted, Layer, endure, haunted, p
 use ep_conformance::processes::started::{PLAN, say};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings};
 
-use super::{DEADLINE, LIBRARY};
+use super::{ALONE, DEADLINE, LIBRARY, STOPPED};
 
 const LONG: Duration = Duration::from_secs(30);
 /// Rounds after the recovery, beside which the zombie goes on.
@@ -70,7 +70,8 @@ fn a_rank_that_was_started() {
     let plan = std::env::var(PLAN).expect("the test that starts it says what it is to do");
     let environment = Environment::detect().expect("a place");
     let secret = Secret::detect().expect("a secret");
-    let settings = ep_bootstrap::Settings::of(&environment).secret(secret).within(DEADLINE);
+    let within = if plan == "missing" { ALONE } else { DEADLINE };
+    let settings = ep_bootstrap::Settings::of(&environment).secret(secret).within(within);
     let member = match Member::join(settings) {
         Ok(member) => Arc::new(member),
         Err(error) => return say(format_args!("not met: {error}")),
@@ -84,12 +85,12 @@ fn a_rank_that_was_started() {
     let session = Host::install(machine, "Ascend910B1").expect("the only twin");
     session.share();
     let twins = Twins { table: session.table(), kernels: path, slots: 3, roles: roles(topology.nodes()) };
-    let deadline = Nanos(u64::try_from(DEADLINE.as_nanos()).unwrap_or(u64::MAX));
+    let [deadline, stopped] = [DEADLINE, STOPPED].map(|time| Nanos::from_secs(time.as_secs()));
     match plan.as_str() {
-        "work" => work(&twins, &member, &session),
+        "work" | "missing" => work(&twins, &member, &session),
         "endure" => endure(&twins, &member, topology, deadline),
-        "haunted" => haunted(&twins, &member, topology, Haunted::LowLatency, deadline, BESIDE),
-        "haunted throughput" => haunted(&twins, &member, topology, Haunted::Throughput, deadline, BESIDE),
+        "haunted" => haunted(&twins, &member, topology, Haunted::LowLatency, stopped, BESIDE),
+        "haunted throughput" => haunted(&twins, &member, topology, Haunted::Throughput, stopped, BESIDE),
         "other settings" => differ(&Twins { slots: 3 + member.rank().0, ..twins }, &member),
         "other cores" => {
             let roles = Roles { senders: 2 + member.rank().0, ..twins.roles };

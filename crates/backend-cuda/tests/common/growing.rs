@@ -268,7 +268,8 @@ fn trimmed() -> Result<(), String> {
 /// What an operation that has failed told peers of stays: rank 1 comes to it after rank 0 has failed for want of it, and reads from there.
 fn failed() -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let (shape, builder, world, batches) = setup(Duration::from_secs(4)).map_err(text)?;
+    // Rank 0 has failed after a quarter more, at most.
+    let (shape, builder, world, batches) = setup(Duration::from_secs(12)).map_err(text)?;
     let met = Meet::default();
     let seen = builder.build(shape).map_err(text)?.run(async |mut ep| {
         let me = ep.rank().index();
@@ -278,13 +279,13 @@ fn failed() -> Result<(), String> {
         let most = ep.arena_bytes();
         met.all(1);
         if me == 1 {
-            thread::sleep(Duration::from_secs(10));
+            thread::sleep(Duration::from_secs(18));
         }
         let back = ep.combine(&got.x, &got.handle, Combine::default()).await;
         drop(got);
         ep.trim()?;
         let held = if me == 0 {
-            thread::sleep(Duration::from_secs(8));
+            thread::sleep(Duration::from_secs(12));
             ep.arena_bytes()
         } else {
             most

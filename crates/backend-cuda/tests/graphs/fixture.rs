@@ -34,7 +34,7 @@ pub(crate) fn on_twin(is: bool) {
 
 /// The deadline. Software is slower, and others may keep its processor busy.
 pub(crate) fn deadline() -> Nanos {
-    Nanos::from_secs(if ON_TWIN.load(Ordering::Relaxed) { 10 } else { 2 })
+    Nanos::from_secs(if ON_TWIN.load(Ordering::Relaxed) { 16 } else { 2 })
 }
 
 /// How many replays there are: on a GPU, and on one made of software, where a run that is not thorough has a part of them.

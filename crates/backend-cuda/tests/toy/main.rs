@@ -220,7 +220,7 @@ fn a_word_of_cuda_does_not_compile() {
 fn a_rank_that_is_not_there_is_blamed_by_all() {
     let Some(program) = Program::new(Checks::Off, Nodes::One, None) else { return };
     let mut job = job(1, 2, [5, 6, 7]);
-    (job.absent, job.allowed) = (Some(2), 3_000_000_000);
+    (job.absent, job.allowed) = (Some(2), 6_000_000_000);
     let reports = program.reports(&job).expect("the program ends");
     assert!(reports[..2].iter().all(|report| report.status != 0 && report.culprit == 2), "{reports:?}");
 }

@@ -174,7 +174,7 @@ fn text_that_breaks_the_contract_between_nodes_is_found() {
 fn a_rank_of_another_node_that_is_not_there_is_blamed() {
     let Some(program) = Program::new(Checks::Off, Nodes::Several, None) else { return };
     let mut job = far_job(1, 2, 2, 2, &[5, 6, 7, 8]);
-    (job.absent, job.allowed) = (Some(3), 3_000_000_000);
+    (job.absent, job.allowed) = (Some(3), 6_000_000_000);
     let reports = program.reports(&job).expect("the program ends");
     assert!(reports[..3].iter().all(|report| report.status != 0 && report.culprit == 3), "{reports:?}");
 }

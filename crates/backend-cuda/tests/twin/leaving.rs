@@ -37,7 +37,9 @@ fn ends_beside_a_kernel() -> Result<(), String> {
     let begins = AtomicBool::new(false);
     let told = common::run_on(cluster(&setup).map_err(text)?, &setup, async |mut ep| {
         if ep.rank() == Rank(1) {
+            let came = Instant::now();
             while !begins.load(Ordering::Relaxed) {
+                assert!(came.elapsed() < Duration::from_secs(60), "rank 0 has failed");
                 thread::yield_now();
             }
             // The other rank's kernel waits for this one's counts now.

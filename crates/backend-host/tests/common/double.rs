@@ -224,7 +224,7 @@ impl Lanes for DoubleLanes {
 
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
         if self.network.slow.load(Ordering::SeqCst) {
-            thread::sleep(Duration::from_millis(400));
+            thread::sleep(Duration::from_millis(2500));
         }
         let ends = self.network.ends().clone();
         for lane in self.own.lanes().iter_mut() {

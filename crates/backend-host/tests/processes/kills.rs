@@ -153,7 +153,7 @@ fn a_process_killed_at_a_random_moment_over_roce_is_named_and_the_other_node_rec
 fn a_process_killed_while_ranks_meet_ends_that_for_all() {
     const RANKS: u32 = 4;
     for kill in kills(number("EP_KILLS", 12).div_ceil(3), 1, RANKS, START) {
-        let mut ranks = start_on(1, RANKS, "endure");
+        let mut ranks = start_on(1, RANKS, "meet");
         thread::sleep(kill.moment);
         ranks[kill.victim].process.kill().unwrap();
         let others = || (0..RANKS as usize).filter(|rank| *rank != kill.victim);

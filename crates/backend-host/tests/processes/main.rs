@@ -95,9 +95,9 @@ fn a_process_killed_on_one_of_two_nodes_over_roce_is_named_and_the_other_node_re
     ranks[2].succeeds();
 }
 
-/// Starts four, waits until they are at work, kills one; the others name it within a second.
+/// Starts four, waits until they are at work, kills one; the others name it long before the deadline, which is 20 s.
 fn kill(victim: usize) -> Vec<Started> {
-    kill_one(start(4, "persist"), victim, Duration::from_secs(1))
+    kill_one(start(4, "persist"), victim, Duration::from_secs(10))
 }
 
 fn kill_one(mut ranks: Vec<Started>, victim: usize, within: Duration) -> Vec<Started> {
@@ -115,7 +115,7 @@ fn kill_one(mut ranks: Vec<Started>, victim: usize, within: Duration) -> Vec<Sta
 }
 
 #[test]
-fn a_killed_process_is_named_within_a_second_and_the_others_recover() {
+fn a_killed_process_is_named_before_the_deadline_and_the_others_recover() {
     let mut ranks = kill(3);
     for rank in &mut ranks[..3] {
         let said = rank.hear();

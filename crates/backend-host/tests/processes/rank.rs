@@ -28,7 +28,7 @@ fn a_rank_that_was_started() {
     // Shown when the test fails that started this rank.
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let environment = Environment::detect().unwrap();
-    let within = if plan == "endure" { SHORT * factor() } else { LONG };
+    let within = if plan == "meet" { SHORT * factor() } else { LONG };
     let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(within);
     let member = match Member::join(settings) {
         Ok(member) => Arc::new(member),
@@ -50,7 +50,7 @@ fn act<T: Transport<Lanes: 'static> + Clone + 'static>(
     match plan {
         "work" => work(member, topology, transport),
         "persist" => persist(member, topology, transport),
-        "endure" => endure(&Cpus::new(transport.clone()), member, topology, DEADLINE),
+        "endure" | "meet" => endure(&Cpus::new(transport.clone()), member, topology, DEADLINE),
         "haunted" => beside(member, topology, transport, Haunted::LowLatency),
         "haunted throughput" => beside(member, topology, transport, Haunted::Throughput),
         "short" => short(member, topology, transport),
@@ -124,8 +124,8 @@ fn persist<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>,
     go_on(&cpus, ep, member, topology, failure);
 }
 
-/// Rounds after the recovery, beside which the zombie goes on.
-const BESIDE: u32 = 300;
+/// Rounds after the recovery, beside which the zombie goes on. The test waits for all of them together.
+const BESIDE: u32 = 100;
 
 /// Works beside a rank that was suspended and given up.
 fn beside<T: Transport<Lanes: 'static> + Clone + 'static>(
@@ -134,7 +134,8 @@ fn beside<T: Transport<Lanes: 'static> + Clone + 'static>(
     transport: &T,
     what: Haunted,
 ) {
-    let deadline = Nanos::from_millis(800 * u64::from(factor()));
+    // Three quarters of it blame whoever stands still: no rank that lives does so long, on a busy machine neither.
+    let deadline = Nanos::from_secs(8 * u64::from(factor()));
     haunted(&Cpus::new(transport.clone()), member, topology, what, deadline, BESIDE);
 }
 

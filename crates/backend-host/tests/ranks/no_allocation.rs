@@ -39,7 +39,7 @@ fn counted(work: impl AsyncFn(&Machine, &dyn Fn(u64)) + Sync) -> Vec<u64> {
 fn verbs_allocate_nothing() {
     let allocated = counted(async |machine, begin| {
         let (me, peer) = (machine.rank(), Rank(1 - machine.rank().0));
-        let deadline = machine.now() + Nanos::from_secs(60);
+        let deadline = machine.now() + Nanos::from_secs(3600);
         let mut port = machine.port(Opening { role: Role::new(Duty::Sender), op: 1, generation: 1, deadline });
         let lane = LaneId { peer, kind: LaneKind::Data(0) };
         let cell = |writer| Cell::new(writer, LaneKind::Data(0), Counter::Probe);

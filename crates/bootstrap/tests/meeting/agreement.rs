@@ -1,5 +1,6 @@
 //! Agreement on how to go on: the semantics of the `Bootstrap` trait.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::{Member, Verdict};
@@ -7,7 +8,7 @@ use ep_core::machine::{Agreement, Bootstrap as _, Proposal};
 use ep_core::{Error, Fault, Nanos, Phase, Rank};
 use futures_executor::block_on;
 
-use super::{LONG, SHORT, ranks, set, until_lost};
+use super::{LONG, SHORT, ranks, set, until_counted, until_lost};
 
 fn proposal(mask: &[u32], generation: u16, op: u64) -> Proposal {
     Proposal { mask: set(mask), generation, op }
@@ -67,6 +68,7 @@ fn a_masked_rank_is_not_waited_for_and_is_told_when_it_comes() {
 
 #[test]
 fn ranks_that_give_up_on_each_other_are_both_excluded() {
+    let here = AtomicU32::new(0);
     let agreed = ranks(3, |member| {
         let mask: &[u32] = match member.rank().0 {
             1 => &[2],
@@ -75,8 +77,10 @@ fn ranks_that_give_up_on_each_other_are_both_excluded() {
         };
         // Rank 0 comes last, when both masks are there.
         if member.rank() == Rank(0) {
+            until_counted(&here, 2);
             std::thread::sleep(SHORT);
         }
+        here.fetch_add(1, Ordering::SeqCst);
         let agreed = agree(&member, proposal(mask, 7, 1));
         linger(&member);
         agreed
@@ -88,12 +92,17 @@ fn ranks_that_give_up_on_each_other_are_both_excluded() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_at_each_deadline() {
+    let answered = AtomicU32::new(0);
     let answers = ranks(3, |member| {
         // Rank 0 gives up first; rank 2 must not blame it.
         let within = if member.rank() == Rank(2) { SHORT * 3 / 2 } else { SHORT };
         let answer =
             (member.rank() != Rank(1)).then(|| agree_within(&member, proposal(&[], 1, 5), within).unwrap_err());
-        std::thread::sleep(SHORT * 2);
+        if answer.is_some() {
+            answered.fetch_add(1, Ordering::SeqCst);
+        }
+        // Rank 1 is there until both have given up, and so is the meeting place.
+        until_counted(&answered, 2);
         answer
     });
     for (answer, reporter) in answers.into_iter().zip(0..).filter_map(|(answer, rank)| Some((answer?, Rank(rank)))) {
@@ -148,11 +157,13 @@ fn a_rank_that_died_is_no_hindrance_where_somebody_gave_up_on_it() {
 
 #[test]
 fn an_agreement_ends_a_broken_collective_and_later_ones_succeed() {
+    let told = AtomicU32::new(0);
     ranks(3, |member| {
         if member.rank() == Rank(1) {
-            std::thread::sleep(SHORT * 2);
+            until_counted(&told, 2);
         }
         member.barrier(SHORT).unwrap_err();
+        told.fetch_add(1, Ordering::SeqCst);
         agree(&member, proposal(&[], 0, 0)).unwrap();
         member.barrier(LONG).unwrap();
     });

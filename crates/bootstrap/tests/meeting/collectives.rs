@@ -6,7 +6,7 @@ use std::time::Instant;
 use ep_bootstrap::{Error, MAX_CONTRIBUTION, Verdict};
 use ep_core::Rank;
 
-use super::{LONG, SHORT, ranks, set, until_lost};
+use super::{LONG, SHORT, WHILE, ranks, set, until_counted, until_lost};
 
 #[test]
 fn all_gather_gives_everybody_everything_by_rank() {
@@ -130,17 +130,25 @@ fn ranks_that_call_different_things_are_both_named() {
 #[test]
 fn a_rank_that_does_not_come_is_named_at_the_deadline_and_later_calls_fail_alike() {
     let missing = Verdict::Missing { ranks: set(&[1]), turned_away: Vec::new() };
+    let [here, told, done] = [const { AtomicU32::new(0) }; 3];
     ranks(3, |member| {
         if member.rank() == Rank(1) {
             // It comes too late.
-            std::thread::sleep(SHORT * 2);
+            until_counted(&told, 2);
+        } else {
+            // The two come at the same time: who comes alone names the other, too.
+            here.fetch_add(1, Ordering::SeqCst);
+            until_counted(&here, 2);
         }
         let start = Instant::now();
-        let error = member.barrier(SHORT).unwrap_err();
+        let error = member.barrier(WHILE).unwrap_err();
         assert_eq!(error.verdict(), Some(&missing), "{error}");
-        assert!(member.rank() == Rank(1) || start.elapsed() >= SHORT / 2);
+        assert!(member.rank() == Rank(1) || start.elapsed() >= WHILE / 2);
+        told.fetch_add(1, Ordering::SeqCst);
         assert_eq!(member.all_gather(&[], LONG).unwrap_err().verdict(), Some(&missing));
-        std::thread::sleep(SHORT * 4);
+        // Rank 0 holds the meeting place until all have been told.
+        done.fetch_add(1, Ordering::SeqCst);
+        until_counted(&done, 3);
     });
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ep_bootstrap::{Error, Identity, Member, Verdict};
 
-use super::{LONG, SHORT, listener, ranks, ranks_with, secret, set, settings};
+use super::{LONG, SHORT, WHILE, listener, ranks, ranks_with, secret, set, settings};
 
 #[test]
 fn any_number_of_ranks_meets() {
@@ -22,7 +22,7 @@ fn any_number_of_ranks_meets() {
 #[test]
 fn a_missing_rank_is_named_to_all_at_the_deadline() {
     let (listener, address) = listener();
-    let early = settings(1, 4, &address).within(SHORT);
+    let early = settings(1, 4, &address).within(WHILE);
     let start = Instant::now();
     let errors = thread::scope(|scope| {
         let other = scope.spawn(move || Member::join(early).map(drop).unwrap_err());
@@ -33,7 +33,7 @@ fn a_missing_rank_is_named_to_all_at_the_deadline() {
         let missing = Verdict::Missing { ranks: set(&[2, 3]), turned_away: Vec::new() };
         assert_eq!(error.verdict(), Some(&missing), "{error}");
     }
-    assert!(start.elapsed() >= SHORT && start.elapsed() < LONG);
+    assert!(start.elapsed() >= WHILE && start.elapsed() < LONG);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_process_with_another_secret_or_none_cannot_join_and_the_missing_rank_says_s
     for theirs in [secret("guess"), None] {
         let results = ranks_with(
             2,
-            &|rank, settings| if rank == 1 { settings.secret(theirs.clone()) } else { settings.within(SHORT) },
+            &|rank, settings| if rank == 1 { settings.secret(theirs.clone()) } else { settings.within(WHILE) },
             drop,
         );
         assert!(matches!(results[1], Err(Error::WrongSecret { rank: 1, .. })), "{:?}", results[1]);
@@ -56,7 +56,7 @@ fn a_process_with_another_secret_or_none_cannot_join_and_the_missing_rank_says_s
 #[test]
 fn a_process_with_a_secret_does_not_join_a_meeting_without() {
     let results =
-        ranks_with(2, &|rank, settings| if rank == 0 { settings.secret(None).within(SHORT) } else { settings }, drop);
+        ranks_with(2, &|rank, settings| if rank == 0 { settings.secret(None).within(WHILE) } else { settings }, drop);
     assert!(matches!(results[1], Err(Error::WrongSecret { .. })));
 }
 

@@ -7,6 +7,7 @@ mod joining;
 mod processes;
 
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ use ep_core::{Rank, RankSet};
 const LONG: Duration = Duration::from_secs(20);
 /// For those who are to wait in vain.
 const SHORT: Duration = Duration::from_millis(300);
+/// For those who are to wait in vain for some, where others must have come by then.
+const WHILE: Duration = Duration::from_secs(3);
 
 fn listener() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -66,6 +69,15 @@ fn until_lost(member: &Member, rank: u32) {
     let start = Instant::now();
     while !member.lost().contains(Rank(rank)) {
         assert!(start.elapsed() < LONG, "nobody said that rank {rank} is gone");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until so many have counted themselves.
+fn until_counted(count: &AtomicU32, many: u32) {
+    let start = Instant::now();
+    while count.load(Ordering::SeqCst) < many {
+        assert!(start.elapsed() < LONG, "{many} do not come");
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,7 +1,8 @@
 //! Real processes, which can be killed. The test binary runs itself again as the other rank.
 
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ep_bootstrap::{Environment, Member, Secret, Settings, Verdict};
 use ep_core::machine::{Bootstrap as _, Proposal};
@@ -15,7 +16,7 @@ use super::{LONG, SHORT, listener, set, settings};
 #[ignore = "no test by itself: the body of a rank that another test starts"]
 fn a_rank_that_was_started() {
     let plan = std::env::var_os("EP_BOOTSTRAP_TEST_PLAN").expect("the test that starts it says what it is to do");
-    let within = if plan == "crowd" || plan == "full" { SHORT * 8 } else { LONG };
+    let within = if plan == "crowd" || plan == "full" { SHORT * 20 } else { LONG };
     let more = || std::fs::File::open("/dev/null").ok();
     let held: Vec<_> = std::iter::from_fn(more).take(if plan == "full" { usize::MAX } else { 0 }).collect();
     let joined = Member::join(
@@ -79,8 +80,14 @@ fn descriptors_that_run_out_are_said_to_the_ranks() {
     host.args(["-c", run]).arg(program).stdout(Stdio::piped()).stderr(Stdio::null());
     prepare(&mut host, 0, WORLD, &address, "crowd");
     let host = host.spawn().unwrap();
+    // Its time has begun by then, and theirs has not.
+    let began = Instant::now();
+    while TcpStream::connect(&address).is_err() {
+        assert!(began.elapsed() < LONG, "nobody is at the meeting place");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let errors: Vec<String> = std::thread::scope(|scope| {
-        let join = |rank| Member::join(settings(rank, WORLD, &address).within(SHORT * 8)).map(drop).unwrap_err();
+        let join = |rank| Member::join(settings(rank, WORLD, &address).within(SHORT * 20)).map(drop).unwrap_err();
         let threads: Vec<_> = (1..WORLD).map(|rank| scope.spawn(move || join(rank).to_string())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });

@@ -61,7 +61,7 @@ fn a_rank_stopped_for_good_keeps_nobody_longer_than_the_deadline() {
     let (program, folder) = (env!("CARGO_BIN_EXE_moexpress"), tempfile::tempdir().unwrap());
     let pid = folder.path().join("pid");
     let run = format!(
-        "if [ $RANK = 2 ]; then echo $$ > {}; fi; exec {program} run --backend host --processes --deadline 8s \
+        "if [ $RANK = 2 ]; then echo $$ > {}; fi; exec {program} run --backend host --processes --deadline 20s \
          --tokens 200 --hidden 2048 --experts 16 --topk 4",
         pid.display()
     );
@@ -78,7 +78,7 @@ fn a_rank_stopped_for_good_keeps_nobody_longer_than_the_deadline() {
     assert_eq!(launcher.wait().unwrap().code(), Some(1), "{said:#?}");
     let took = began.elapsed();
     // Those who gathered results under a deadline of their own took twice as long.
-    assert!(took < Duration::from_secs(12), "{took:?}: the deadline is 8 s\n{said:#?}");
+    assert!(took < Duration::from_secs(36), "{took:?}: the deadline is 20 s\n{said:#?}");
     // An error that several say alike is said once: the log has each rank's own.
     for rank in [0, 1, 3] {
         let own = format!("[rank {rank}] ");
