@@ -246,7 +246,7 @@ def check_errors(rank: int, world: int) -> None:
     )
     for other, told in [
         ({"use_ue8m0": True}, "round_scale is False"),
-        ({"use_fp8": False, "round_scale": True}, "use_fp8 is False"),
+        ({"use_fp8": False, "use_ue8m0": True}, "round_scale is False"),
         ({"async_finish": True, "return_recv_hook": True}, "both True"),
         ({"x": batch.x.float()}, "dtype of x is torch.float32, allowed: torch.bfloat16"),
         ({"topk_idx": batch.topk_idx.short()}, "dtype of topk_idx is torch.int16, allowed: torch.int64"),
@@ -262,6 +262,8 @@ def check_errors(rank: int, world: int) -> None:
     ]:
         with pytest.raises(errors.InvalidArgument, match=told):
             dispatch(**other)
+    for unused in ({"round_scale": True}, {"round_scale": True, "use_ue8m0": True}):
+        assert dispatch(use_fp8=False, **unused)[0].dtype == torch.bfloat16
     x, _, handle, _, _ = dispatch(use_fp8=False)
     combine = lambda *given, **other: buffer.low_latency_combine(*given, **other)  # noqa: E731
     for given, told in [

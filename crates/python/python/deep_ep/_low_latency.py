@@ -66,13 +66,12 @@ def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
     """How rows travel."""
     use_fp8, round_scale = limits.flag("use_fp8", use_fp8), limits.flag("round_scale", round_scale)
     use_ue8m0 = limits.flag("use_ue8m0", use_ue8m0)
+    if use_ue8m0 and not round_scale:
+        raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
     if not use_fp8:
-        if round_scale or use_ue8m0:
-            raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")
+        # There are no scales, whatever is said of them: callers leave that as it is for FP8.
         return "bf16"
     if use_ue8m0:
-        if not round_scale:
-            raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
         return "fp8-ue8m0"
     return "fp8-pow2" if round_scale else "fp8"
 
