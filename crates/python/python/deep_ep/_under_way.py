@@ -83,12 +83,13 @@ class UnderWay:
 
     def goes_at_once(self) -> bool:
         """Whether both halves of an operation may be one call: nothing is under way, and nobody would have to be masked in between."""
-        return self.mask is None and all(sent() is None for sent in self._sent)
+        # Other threads send and receive meanwhile.
+        return self.mask is None and all(sent() is None for sent in tuple(self._sent))
 
     def sent(self, half: Half, waited: torch.Tensor | None, then: Callable[[], None] = lambda: None) -> Sent:
         """Notes that ``half`` was sent."""
         sent = Sent(self, half, waited, then)
-        for reference in [reference for reference in self._sent if reference() is None]:
+        for reference in [reference for reference in tuple(self._sent) if reference() is None]:
             self._forget(reference)
         self._sent.append(weakref.ref(sent))
         return sent
