@@ -103,7 +103,9 @@ class Elastic:
             handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
             handle._routing = self._routing_of(arena, received, sizes, worst, handed=not layout.expand)
             if stats is not None:
-                stats += handle.num_unaligned_recv_tokens_per_expert
+                counts = handle.num_unaligned_recv_tokens_per_expert
+                with torch.inference_mode():  # where the caller may have made it
+                    stats += counts
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
         over = event(arena.communicator, defer)
         return handed, None if layout.expand else received.topk_idx, weights, handle, over

@@ -54,7 +54,8 @@ class Sent:
             check.memory("wait_recv_cost_stats", waited)
             after = communicator.stats()["waited_ns"]
             spent = [late - early for early, late in zip(before, after, strict=True)]
-            waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
+            with torch.inference_mode():  # where the caller may have made it
+                waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
 
 
 class UnderWay:
@@ -78,7 +79,8 @@ class UnderWay:
         if self._zero_copy is None:
             one = self.communicator
             shape = (one.local_experts, one.ranks * one.max_tokens, one.hidden)
-            self._zero_copy = one.order.empty(shape, torch.bfloat16, one.device)
+            with torch.inference_mode(False):  # callers write to it outside, too
+                self._zero_copy = one.order.empty(shape, torch.bfloat16, one.device)
         return self._zero_copy
 
     def goes_at_once(self) -> bool:

@@ -501,7 +501,8 @@ class Buffer(NotServed):
         _checks.tensor("mask_status", mask_status, torch.int32, (self.group_size,), mask_status.device)
         masked = self._communicators.masked()
         told = [int(rank in masked) for rank in range(self.group_size)]
-        mask_status.copy_(torch.tensor(told, dtype=torch.int32, device="cpu"))
+        with torch.inference_mode():  # where the caller may have made it
+            mask_status.copy_(torch.tensor(told, dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Unmasks all ranks: all of them call it, masked ones too. What was under way is gone. Needs ``enable_shrink``."""
