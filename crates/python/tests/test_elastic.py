@@ -185,8 +185,9 @@ def check_combine(rank: int, world: int, reduces_twice: bool, large: bool) -> No
                 every[expected.slots[row, choice]] = result
                 got += result.float()
             y[row] = got.bfloat16()
-        for bias in (None, biases[0], tuple(biases)):
-            listed = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
+        for bias in (None, biases[0], tuple(biases), (biases[0], None), (None, biases[1]), (None, None)):
+            given = bias if isinstance(bias, tuple) else [bias]
+            listed = [one for one in given if one is not None]
             asynchronous = len(listed) == 1
             told = {"bias": bias, "async_with_compute_stream": asynchronous}
             compact = buffer.combine(y, handle, weights, **told)

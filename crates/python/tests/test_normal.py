@@ -186,7 +186,8 @@ def check_options(rank: int, world: int) -> None:
         oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, r)) for r in range(world)
     ]
     bias = [torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(5 + n)).bfloat16() for n in range(2)]
-    for given, told in [(None, []), (bias[0], bias[:1]), ((bias[0], bias[1]), bias)]:
+    some = [((bias[0], None), bias[:1]), ((None, bias[1]), bias[1:]), ((None, None), [])]
+    for given, told in [(None, []), (bias[0], bias[:1]), ((bias[0], bias[1]), bias), *some]:
         sums = buffer.combine(x, handle, bias=given)[0]
         assert torch.equal(sums, oracle.combined(layer, all_batches, rank, results, told))
 

@@ -166,7 +166,7 @@ class Elastic:
         previous: Previous = NONE,
     ) -> Combined:
         """``reduces_twice``: expanded results are summed, and rounded, at their rank, and then across ranks; else once."""
-        routing = handle.routing
+        routing, bias = handle.routing, _given(bias)
         if routing.arena is None:
             # Before anything moves: what one rank is refused, the others would wait for.
             self._check_small(x, handle, topk_weights, bias)
@@ -456,11 +456,18 @@ def _parts(rows: Rows_t) -> tuple[torch.Tensor, torch.Tensor | None]:
     return rows if isinstance(rows, tuple) else (rows, None)
 
 
+def _given(bias: Any) -> Any:
+    """``bias``, or None where there is nothing in it: such a combine goes as one without."""
+    is_empty = isinstance(bias, (tuple, list)) and len(bias) <= 2 and all(start is None for start in bias)
+    return None if is_empty else bias
+
+
 def _starts(bias: Any, shape: tuple[int, int], device: torch.device) -> Sequence[torch.Tensor]:
     """What sums start from, checked."""
-    starts = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
-    if len(starts) > 2:
-        raise errors.InvalidArgument(f"number of biases is {len(starts)}, allowed: at most 2")
-    for number, start in enumerate(starts):
-        _checks.tensor(f"bias {number}", start, torch.bfloat16, shape, device)
-    return starts
+    given = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
+    if len(given) > 2:
+        raise errors.InvalidArgument(f"number of biases is {len(given)}, allowed: at most 2")
+    for number, start in enumerate(given):
+        if start is not None:
+            _checks.tensor(f"bias {number}", start, torch.bfloat16, shape, device)
+    return [start for start in given if start is not None]

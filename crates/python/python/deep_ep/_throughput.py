@@ -190,7 +190,7 @@ class Throughput:
         x: torch.Tensor,
         handle: object,
         topk_weights: torch.Tensor | None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None,
         config: Config | None,
         defer: bool,
         previous: Previous = NONE,

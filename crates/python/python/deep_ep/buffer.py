@@ -273,7 +273,7 @@ class Buffer(NotServed):
         x: torch.Tensor,
         handle: Sequence[Any],
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
@@ -287,7 +287,7 @@ class Buffer(NotServed):
             x: bf16 ``[rows, hidden]``, in the order of the received rows.
             handle: of the dispatch.
             topk_weights: f32 ``[rows, topk]``, summed likewise.
-            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from.
+            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from; of two either may be None.
             config: checked; ``docs/python.md`` says what each of its sizes does.
             combine_send_cost_stats: sgl-kernel-npu's; only None.
 
@@ -341,7 +341,7 @@ class Buffer(NotServed):
         x: torch.Tensor,
         handle: Sequence[Any],
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,

@@ -340,7 +340,7 @@ class ElasticBuffer(NotOffered):
         x: torch.Tensor,
         handle: EPHandle,
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
         num_sms: int = 0,
         num_qps: int = 0,
         previous_event: EventHandle | EventOverlap | None = None,
@@ -355,7 +355,7 @@ class ElasticBuffer(NotOffered):
             x: bf16 ``[rows, hidden]``, in the order of the received rows, expanded ones where the dispatch expanded.
             handle: of the dispatch.
             topk_weights: f32 ``[rows, topk]``, or of expanded rows ``[rows]``, summed likewise.
-            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from.
+            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from; of two either may be None.
             num_sms, num_qps: accepted.
             previous_event, previous_event_before_epilogue: what to come behind.
             async_with_compute_stream: the current stream does not wait; the returned event does.
