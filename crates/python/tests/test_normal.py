@@ -270,10 +270,13 @@ def test_the_constructor_takes_every_known_argument(two: Any) -> None:
 
 
 class Mpi:
-    """An MPI communicator, as far as the buffer needs one."""
+    """An MPI communicator, as far as the buffer needs one. ``reverse``: its ranks are the group's from the last on."""
+
+    def __init__(self, reverse: bool = False) -> None:
+        self.step = -1 if reverse else 1
 
     def Get_rank(self) -> int:
-        return dist.get_rank()
+        return range(self.Get_size())[:: self.step][dist.get_rank()]
 
     def Get_size(self) -> int:
         return dist.get_world_size()
@@ -281,14 +284,18 @@ class Mpi:
     def allgather(self, told: object) -> list[Any]:
         everybody: list[Any] = [None] * self.Get_size()
         dist.all_gather_object(everybody, told)
-        return everybody
+        return everybody[:: self.step]
 
 
 def check_comm(rank: int, world: int) -> None:
-    comm = Mpi()
-    buffer = deep_ep.Buffer(None, comm=comm, explicitly_destroy=True)
-    assert (buffer.rank, buffer.group_size) == (rank, world) and buffer.group is comm
-    buffer.destroy()
+    for comm, own in ((Mpi(), rank), (Mpi(reverse=True), world - 1 - rank)):
+        buffer = deep_ep.Buffer(None, comm=comm, explicitly_destroy=True)
+        assert (buffer.rank, buffer.group_size) == (own, world) and buffer.group is comm
+        buffer.destroy()
+        # Where there is a group, it counts.
+        buffer = deep_ep.Buffer(dist.group.WORLD, comm=comm, explicitly_destroy=True)
+        assert (buffer.rank, buffer.group_size) == (rank, world) and buffer.group is dist.group.WORLD
+        buffer.destroy()
 
 
 def test_a_buffer_of_an_mpi_communicator(two: Any) -> None:

@@ -47,7 +47,7 @@ class Buffer(NotServed):
             reads its results has ended, or at exit.
         enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods. On GPUs its calls wait for their
             kernels then.
-        comm: an MPI communicator instead of a group.
+        comm: an MPI communicator, which counts where ``group`` is None.
     """
 
     num_sms: int = 20
