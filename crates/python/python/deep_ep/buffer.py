@@ -311,11 +311,12 @@ class Buffer(NotServed):
         topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
         expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        num_worst_tokens: int = 0,
     ) -> Dispatched:
         """:meth:`dispatch`, which is the same over several nodes. Refused on one."""
         self._check_several_nodes("internode_dispatch", "dispatch")
