@@ -60,6 +60,30 @@ def test_who_destroys_alone_frees_its_memory(two: Any) -> None:
     two.run(check_destroyed_alone)
 
 
+def check_destroyed(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(enable_shrink=True)
+    runtime, experts = buffer.runtime, job.layer.experts
+    check_sums(buffer, job)
+    buffer.destroy()
+    assert buffer.runtime is None and not runtime.is_available()
+    status = torch.zeros(world, dtype=torch.int32)
+    calls = (
+        lambda: buffer.get_dispatch_layout(job.own.topk_idx, experts),
+        lambda: buffer.clean_low_latency_buffer(MOST, 256, experts),
+        lambda: runtime.clean_low_latency_buffer(MOST, 256, experts),
+        lambda: buffer.low_latency_query_mask_buffer(status),
+        buffer.get_comm_stream,
+        runtime.get_comm_stream,
+    )
+    for call in calls:
+        with pytest.raises(errors.Closed, match="the buffer was destroyed"):
+            call()
+
+
+def test_a_destroyed_buffer_says_so(two: Any) -> None:
+    two.run(check_destroyed)
+
+
 @much_memory()
 def check_replaced(rank: int, world: int) -> None:
     buffer, layer = make_buffer(), layer_of(world)

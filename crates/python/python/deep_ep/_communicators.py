@@ -282,6 +282,7 @@ class Communicators:
 
     def stream(self) -> torch.Stream:
         """The stream of the first of them, the same each time."""
+        self.check_open()
         if self._with_stream is None:
             made = [*self.all_normal(), *self.all_low()]
             self._with_stream = next((one for one in made if one.order.stream is not None), None)

@@ -79,7 +79,7 @@ class Buffer(NotServed):
         timeout = default_timeout()
         meeting = Meeting(group, comm=comm)
         self.group, self.rank, self.group_size = comm if group is None else group, meeting.rank, meeting.world
-        self.runtime = Runtime(self)
+        self.runtime: Runtime = Runtime(self)
         self._meeting = meeting
         low_ranks_per_node, shrinks = None if by_nvlink else 1, self.enable_shrink
         self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node, shrinks)
@@ -134,6 +134,8 @@ class Buffer(NotServed):
         self._low_latency.close()
         self._local.free()
         self._communicators.destroy()
+        # What callers tell a destroyed buffer by.
+        self.runtime = None  # type: ignore[assignment]
 
     def recover(self, mask: Sequence[int] = ()) -> None:
         """Goes on after a failure, without the ranks of ``mask``: all others call it. What was under way is gone, and handles of before
@@ -202,6 +204,7 @@ class Buffer(NotServed):
             int32 ``[ranks]`` tokens for each rank; int32 ``[nodes]`` tokens for each node, or None on one; int32 ``[experts]`` tokens for
             each expert; bool ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
+        self._communicators.check_open()
         defer, previous = ordered(previous_event, async_finish, allocate_on_comm_stream)
         previous.here()
         per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
@@ -521,6 +524,7 @@ class Buffer(NotServed):
     def _check_low_latency_mode(self) -> None:
         if not self.low_latency_mode:
             raise errors.InvalidArgument("low_latency_mode is False, allowed: a buffer made with low_latency_mode=True")
+        self._communicators.check_open()
 
     def _check_shrink(self) -> None:
         self._check_low_latency_mode()
