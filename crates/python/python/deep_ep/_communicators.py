@@ -97,11 +97,14 @@ class Communicators:
 
     def like(self, device: torch.device, hidden: int, element: Element, topk: int | None, rows_to: RowsTo) -> Arena:
         """One for throughput mode whose rows are such, whatever its experts; ``topk``: None for any."""
+        world = self.meeting.world
         for rows, arena in self._normal.items():
             if (rows.hidden, rows.element) == (hidden, element) and topk in (None, rows.topk):
                 self.check(device)
                 return arena
-        return self.normal(device, Sizes(self.meeting.world, topk or 1, hidden, element), rows_to)
+        # No communicator has more choices than experts.
+        experts = world * -(-(topk or 1) // world)
+        return self.normal(device, Sizes(experts, topk or 1, hidden, element), rows_to)
 
     def grow(self, rows: Sizes, arena: Arena, received: int) -> None:
         """Makes a larger arena for later dispatches, where a rank has received more rows than this one was made for:
