@@ -16,6 +16,7 @@ from moexpress.adapter import Element
 from . import _arena
 from ._arena import LOG, Arena, Room, Sizes
 from ._former import Former
+from ._lent import Lent
 from ._previous import NONE, Previous
 from ._telling import Failure, failure_of_any, told_by_all
 
@@ -68,8 +69,8 @@ class Communicators:
         self._numbers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
         # What each has counted when it was last asked.
         self._counted: dict[int, dict[str, int]] = {}
-        # Whose stream callers have: it lives as long as this.
-        self._with_stream: Communicator | None = None
+        self.lent = Lent()
+        """The stream that callers have."""
         # Which made the last call.
         self._last: Communicator | None = None
         self._masked: set[int] = set()
@@ -185,8 +186,14 @@ class Communicators:
         last, self._last = self._last, communicator
         if last is not None and last is not communicator:
             communicator.order.follow(last.order)
+        self.lent.lead(communicator)
         previous.lead(communicator)
         return communicator
+
+    def is_called(self) -> None:
+        """A call that :meth:`in_turn` began has been made."""
+        if self._last is not None:
+            self.lent.follow(self._last)
 
     def all_low(self) -> list[Communicator]:
         """Those for low latency, in the order in which they were made."""
@@ -284,17 +291,9 @@ class Communicators:
             self._low, self._normal, self._former, self._apart, self._last = {}, {}, Former(), [], None
 
     def stream(self) -> torch.Stream:
-        """The stream of the first of them, the same each time."""
+        """That which callers have, the same each time."""
         self.check_open()
-        if self._with_stream is None:
-            made = [*self.all_normal(), *self.all_low()]
-            self._with_stream = next((one for one in made if one.order.stream is not None), None)
-        if self._with_stream is None:
-            raise errors.Unsupported(
-                "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs and NPUs"
-            )
-        stream: torch.Stream = self._with_stream.order.stream
-        return stream
+        return self.lent.stream(self.device, self._all())
 
     def stats(self) -> dict[str, int]:
         """Received rows by the way they took, and bytes of arenas, of all communicators that are used. What came by low latency are rows of dispatches

@@ -17,6 +17,7 @@ from ._communicators import Communicators
 from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expanded
 from ._ep_handle import ElasticRouting, EPHandle
 from ._expanded import Expansion, Placed
+from ._lent import followed
 from ._members import Members
 from ._previous import NONE, Previous
 from ._scales import Rows, column_major
@@ -48,6 +49,7 @@ class Elastic:
         self.communicators, self.members, self.small = communicators, members, small
 
     @_poisons
+    @followed
     @plain
     @torch.no_grad()
     def dispatch(
@@ -111,6 +113,7 @@ class Elastic:
         return handed, None if layout.expand else received.topk_idx, weights, handle, over
 
     @_poisons
+    @followed
     @plain
     @torch.no_grad()
     def redispatch(
@@ -153,6 +156,7 @@ class Elastic:
         return handed, choices, weights, handle, event(arena.communicator, defer)
 
     @_poisons
+    @followed
     @plain
     @torch.no_grad()
     def combine(

@@ -17,6 +17,7 @@ from ._arena import Arena, Sizes
 from ._communicators import WORST_TOKENS, Communicators
 from ._handles import DispatchHandle, Handle, Known, Parts, Routing, rows_between
 from ._internode_handle import InternodeHandle
+from ._lent import followed
 from ._members import Members
 from ._previous import NONE, Previous
 from ._scales import Rows
@@ -45,6 +46,7 @@ class Throughput:
         self._of_others: weakref.WeakKeyDictionary[DispatchHandle, Routing] = weakref.WeakKeyDictionary()
         self._parts = Parts.ONE_NODE if members.nodes == 1 else Parts.SEVERAL_NODES
 
+    @followed
     @plain
     def dispatch(
         self,
@@ -150,6 +152,7 @@ class Throughput:
         counts = [] if num_worst_tokens else received.expert_counts
         return handed, choices, received.topk_weights, counts, made, event
 
+    @followed
     @plain
     def redispatch(
         self, x: Rows_t, handle: object, config: Config | None, defer: bool, previous: Previous = NONE
@@ -191,6 +194,7 @@ class Throughput:
                 handed = with_room(handed, made.room)
         return handed, None, None, None, None, event_after(arena.communicator, defer)
 
+    @followed
     @plain
     def combine(
         self,

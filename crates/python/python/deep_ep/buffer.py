@@ -168,7 +168,7 @@ class Buffer(NotServed):
         self._communicators.trim()
 
     def get_comm_stream(self) -> torch.Stream:
-        """The stream that the first communicator's calls enqueue to, the same each time. CUDA only, after the first call."""
+        """A stream that calls come behind, and that comes behind calls, as soon as it was asked for; the same each time. CUDA only."""
         return self._communicators.stream()
 
     def get_local_buffer_tensor(

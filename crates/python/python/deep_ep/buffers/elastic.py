@@ -214,7 +214,7 @@ class ElasticBuffer(NotOffered):
         return EventHandle()
 
     def get_comm_stream(self) -> torch.Stream:
-        """The stream that the first communicator's calls enqueue to, the same each time. CUDA only, after the first call."""
+        """A stream that calls come behind, and that comes behind calls, as soon as it was asked for; the same each time. CUDA only."""
         return self._communicators.stream()
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
