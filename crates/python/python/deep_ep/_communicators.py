@@ -271,6 +271,11 @@ class Communicators:
     def _all(self) -> list[Communicator]:
         return [*self.all_low(), *self.all_normal(), *self._former.all()]
 
+    def goes_with(self, buffer: object) -> None:
+        """Closes all of them when ``buffer`` is gone, whoever has handles still: these keep communicators, but not their memory."""
+        # What is there at exit is closed in an order of its own.
+        weakref.finalize(buffer, _let_go, self).atexit = False
+
     def destroy(self) -> None:
         """Closes all of them, when all ranks have come to it."""
         try:
@@ -435,3 +440,10 @@ class Communicators:
                 *(made.window_bytes >> 20, device, made.stats()["arena_bytes"] >> 20),
             )
         return made
+
+
+def _let_go(communicators: Communicators) -> None:
+    # Nobody is left to be told: a rank may be gone, and in a forked child nothing of it is ours.
+    with suppress(errors.Error):
+        if not communicators.closed:
+            communicators.close()

@@ -83,6 +83,7 @@ class Buffer(NotServed):
         self._meeting = meeting
         low_ranks_per_node, shrinks = None if by_nvlink else 1, self.enable_shrink
         self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node, shrinks)
+        self._communicators.goes_with(self)
         self._members = Members(self.group_size, meeting.ranks_per_node)
         self._throughput = Throughput(self._communicators, self._members)
         self._low_latency = LowLatency(self._communicators, self.group_size, shrinks)

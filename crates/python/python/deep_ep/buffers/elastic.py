@@ -115,6 +115,7 @@ class ElasticBuffer(NotOffered):
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self._communicators = Communicators(meeting, hint, timeout)
+        self._communicators.goes_with(self)
         small = Small(self._communicators, self.num_max_tokens_per_rank, not self.allow_multiple_reduction)
         self._calls = Elastic(self._communicators, Members(self.num_ranks), small)
 
