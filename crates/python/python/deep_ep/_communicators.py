@@ -87,7 +87,7 @@ class Communicators:
         arena = self._normal.get(rows)
         if arena is None:
             self.refuse_first(device)
-            room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
+            room = self._room(device, rows, rows_to(), least)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
         elif arena.grows or arena.room.is_all or self._lost:
             pass
@@ -140,7 +140,12 @@ class Communicators:
 
     def _agreed(self, device: torch.device, rows: Sizes, least: int) -> Room:
         """The arena for batches of so many rows."""
-        return _arena.agreed(self.meeting, device, rows, [0] * self.meeting.world, least, self.num_nvl_bytes)
+        return self._room(device, rows, [0] * self.meeting.world, least)
+
+    def _room(self, device: torch.device, rows: Sizes, rows_to: list[int], least: int) -> Room:
+        others = [arena for sizes, arena in self._normal.items() if sizes != rows and not arena.has_outboxes]
+        taken = sum(arena.room.bytes for arena in others)
+        return _arena.agreed(self.meeting, device, rows, rows_to, least, self.num_nvl_bytes, taken)
 
     def _replaced(self, rows: Sizes, arena: Arena, larger: Room) -> Arena:
         """An arena in the place of this one, where all ranks have memory for it; else this one."""
