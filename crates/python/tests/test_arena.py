@@ -223,6 +223,41 @@ def test_an_arena_leaves_memory_to_the_model(two: Any) -> None:
     two.run(check_shortage)
 
 
+def check_hint(rank: int, world: int) -> None:
+    """What the caller asks for he gets once, whatever rows go by: later arenas have what is left of it, or what their batches need of it."""
+    limit_memory(0)
+    try:
+        buffer = deep_ep.Buffer(dist.group.WORLD, 400 * MIB, explicitly_destroy=True)
+        told, experts = [], 2 * world
+
+        def send(tokens: int, hidden: int, choices: bool = True, coded: bool = False) -> None:
+            x = torch.full((tokens, hidden), rank + 1.0, dtype=torch.bfloat16)
+            topk_idx = (2 * torch.arange(world)).repeat(tokens, 1)
+            layout = buffer.get_dispatch_layout(topk_idx, experts)
+            given = (topk_idx, torch.ones(tokens, world)) if choices else ()
+            rows = (x.to(torch.float8_e4m3fn), torch.ones(tokens, hidden // 128)) if coded else x
+            buffer.dispatch(rows, None, layout[0], layout[1], layout[3], layout[2], *given)
+            told.append(buffer.stats()["arena_bytes"] // MIB)
+
+        send(1, HIDDEN)
+        send(1, HIDDEN, coded=True)
+        send(1, HIDDEN, choices=False)
+        assert told == [400, 464, 528]
+        # A batch that needs some 180 MiB.
+        send(6000 // world, HIDDEN // 2, coded=True)
+        assert 150 < told[-1] - told[-2] < 300 and buffer.stats()["rows_through_rings"] == 0
+        # It is taken by now, and by more than was asked for.
+        send(1, HIDDEN // 4)
+        assert told[-1] - told[-2] == 64
+        buffer.destroy()
+    finally:
+        limit_memory(MUCH)
+
+
+def test_what_is_asked_for_is_taken_once(two: Any) -> None:
+    two.run(check_hint)
+
+
 def check_outboxes(rank: int, world: int) -> None:
     """What GPUs do where memory is short, here on CPUs: no arena, and results are the caller's as long as he wants."""
     limit_memory(8 * 70 * MIB)

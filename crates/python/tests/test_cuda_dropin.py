@@ -209,3 +209,44 @@ def check_recovery(rank: int, world: int) -> None:
 @needs_two
 def test_masks_and_recovery(two: Any) -> None:
     two.run(check_recovery, limit=LIMIT)
+
+
+def check_stream(rank: int, world: int) -> None:
+    """Whoever waits for the stream of the buffer waits for its calls, whichever communicator carries them; and they come behind what it holds."""
+    where = device(rank)
+    layer = oracle.Layer(world, 2 * world, 2, 256)
+    batch = on(oracle.batches(layer, [64] * world, drop=0)[rank], where)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True, explicitly_destroy=True)
+    stream, side = buffer.get_comm_stream(), torch.cuda.Stream()
+    told = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
+    given = (told[0], None, told[3], told[2], batch.topk_idx, batch.topk_weights)
+    codes = batch.x.to(torch.float8_e4m3fn), torch.ones(64, 2, device=where)
+    for rows in (batch.x, codes):
+        for _ in range(2):  # the first makes a communicator
+            torch.cuda.synchronize()
+            torch.cuda._sleep(1 << 28)
+            received, *_ = buffer.dispatch(rows, None, *given, num_worst_tokens=64 * world, async_finish=True)
+            side.wait_stream(stream)
+            with torch.cuda.stream(side):
+                came = [one.clone() for one in (received if isinstance(received, tuple) else (received,))]
+            torch.cuda.synchronize()
+            wanted = received if isinstance(received, tuple) else (received,)
+            assert all(torch.equal(bits(one), bits(two)) for one, two in zip(came, wanted, strict=True))
+    x = torch.zeros_like(batch.x)
+    buffer.low_latency_dispatch(x, batch.topk_idx, 64, layer.experts, use_fp8=False)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1 << 28)
+        x.fill_(1)
+    rows, counts, *_ = buffer.low_latency_dispatch(x, batch.topk_idx, 64, layer.experts, use_fp8=False)
+    assert all(bool((rows[expert, :count] == 1).all()) for expert, count in enumerate(counts.tolist()))
+    assert buffer.get_comm_stream() is stream and buffer.runtime.get_comm_stream() is stream
+    buffer.destroy()
+    with torch.cuda.stream(stream):
+        torch.ones(4, device=where)
+    torch.cuda.synchronize()
+
+
+@needs_two
+def test_calls_come_behind_the_stream_that_callers_have_and_it_behind_them(two: Any) -> None:
+    two.run(check_stream, limit=LIMIT)

@@ -374,6 +374,7 @@ def check_runtime(rank: int, world: int) -> None:
     runtime.low_latency_clean_mask_buffer()
     runtime.low_latency_query_mask_buffer(status)
     assert status.tolist() == [0] * world
+    Job(rank, world).dispatch(buffer)
     with pytest.raises(NotImplementedError, match="CPUs"):
         runtime.get_comm_stream()
     runtime.destroy()

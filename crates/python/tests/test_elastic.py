@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import align, per_token_cast_to_fp8
-from moexpress import adapter
+from moexpress import adapter, errors
 
 TOKENS = [37, 0, 64, 5]
 MOST = 64
@@ -185,8 +185,9 @@ def check_combine(rank: int, world: int, reduces_twice: bool, large: bool) -> No
                 every[expected.slots[row, choice]] = result
                 got += result.float()
             y[row] = got.bfloat16()
-        for bias in (None, biases[0], tuple(biases)):
-            listed = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
+        for bias in (None, biases[0], tuple(biases), (biases[0], None), (None, biases[1]), (None, None)):
+            given = bias if isinstance(bias, tuple) else [bias]
+            listed = [one for one in given if one is not None]
             asynchronous = len(listed) == 1
             told = {"bias": bias, "async_with_compute_stream": asynchronous}
             compact = buffer.combine(y, handle, weights, **told)
@@ -291,6 +292,43 @@ def check_cached(rank: int, world: int, large: bool) -> None:
 @pytest.mark.parametrize("large", [True, False])
 def test_cached_dispatches_take_the_same_places(ranks: Any, large: bool) -> None:
     ranks.run(check_cached, large)
+
+
+def check_widths(rank: int, world: int, large: bool, reduces_twice: bool) -> None:
+    """Rows and results of 256 elements along handles of rows of 384: the same, cut."""
+    layer, buffer = layer_of(world), make_buffer(large, allow_multiple_reduction=reduces_twice)
+    batch = oracle.batches(layer, TOKENS[:world])[rank]
+    bias, narrow = torch.randn(batch.x.shape).bfloat16(), batch.x[:, :256].contiguous()
+    for expand, sync in ((False, True), (True, True), (False, False), (True, False)):
+        asked: dict[str, Any] = {"num_experts": layer.experts, "do_expand": expand, "do_cpu_sync": sync}
+        x, _, weights, handle, _ = buffer.dispatch(batch.x, batch.topk_idx, batch.topk_weights, **asked)
+        # Gaps of expanded rows may hold anything.
+        asked = {"handle": handle, "do_expand": expand, "do_zero_padding": expand}
+        wanted = parts(buffer.dispatch(batch.x, **asked)[0])[0]
+        y = (wanted * 3).contiguous()
+        for _ in range(2):
+            equal(buffer.dispatch(narrow, **asked)[0], [wanted[:, :256]])
+            codes = buffer.dispatch(cast(narrow, "fp8"), **asked)[0]
+            whole = buffer.dispatch(cast(batch.x, "fp8"), **asked)[0]
+            equal(codes, [part[:, :columns] for part, columns in zip(parts(whole), (256, 2), strict=True)])
+            for given in ({}, {"topk_weights": weights}, {"bias": bias}):
+                cut = {name: one[:, :256].contiguous() if name == "bias" else one for name, one in given.items()}
+                sums, back, _ = buffer.combine(y[:, :256].contiguous(), handle, **cut)
+                of_all, back_too, _ = buffer.combine(y, handle, **given)
+                assert torch.equal(sums, of_all[:, :256].contiguous())
+                assert (back is None) == (back_too is None) and (back is None or torch.equal(back, back_too))
+        for wrong, told in ((y[:, :256].float(), "dtype of x is torch.float32"), (y[:0, :256], "rows of x are 0")):
+            if len(y):
+                with pytest.raises(errors.InvalidArgument, match=told):
+                    buffer.combine(wrong.contiguous(), handle)
+        assert len(x) == len(y)
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("reduces_twice", [True, False])
+@pytest.mark.parametrize("large", [True, False])
+def test_rows_of_another_width_go_along_a_handle(ranks: Any, large: bool, reduces_twice: bool) -> None:
+    ranks.run(check_widths, large, reduces_twice)
 
 
 class Send(torch.autograd.Function):

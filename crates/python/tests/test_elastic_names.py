@@ -68,7 +68,7 @@ FUNCTIONS = {
     "utils.math.hash_tensors": "*tensors",
     "utils.math.inplace_unique": "x num_slots",
     "utils.math.create_grouped_scores": "scores group_idx num_groups",
-    "utils.math.per_token_cast_back": inspect.Signature.empty,
+    "utils.math.per_token_cast_back": "x_fp8 x_scales",
     "utils.math.per_token_cast_to_fp8": "x",
     "utils.gate.get_unbalanced_scores": "num_tokens num_experts num_ranks num_topk ratio precise",
     "utils.envs.init_dist": "local_rank num_local_ranks seed=0",

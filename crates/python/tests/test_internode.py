@@ -361,6 +361,23 @@ def test_handles_over_nodes_may_be_put_together_again(two_nodes: conftest.Ranks)
     two_nodes.run(check_remade)
 
 
+def check_positional(rank: int, world: int) -> None:
+    """All that DeepEP's has, in its order."""
+    buffer, all_batches = make_buffer(), batches()
+    batch = all_batches[rank]
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(batch.topk_idx, LAYER.experts)
+    choices, asked = (batch.topk_idx, batch.topk_weights), (16, buffer.get_dispatch_config(world), None, True, False)
+    x, _, _, counts, *_ = buffer.internode_dispatch(
+        batch.x, None, per_rank, per_node, in_rank, per_expert, *choices, *asked
+    )
+    assert torch.equal(x, received_by_all(all_batches)[rank]) and all(count % 16 == 0 for count in counts)
+    buffer.destroy()
+
+
+def test_a_dispatch_over_nodes_takes_deep_eps_arguments_by_their_places(two_nodes: conftest.Ranks) -> None:
+    two_nodes.run(check_positional)
+
+
 def check_one_node(rank: int, world: int) -> None:
     buffer = make_buffer()
     for call in (buffer.internode_dispatch, buffer.internode_combine):

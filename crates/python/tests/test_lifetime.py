@@ -42,6 +42,58 @@ def test_a_buffer_that_nobody_has_is_freed_at_once(two: Any) -> None:
     two.run(check_freed)
 
 
+def mapped() -> int:
+    """Bytes of memory that processes share, as windows are, which are mapped here."""
+    with open("/proc/self/maps") as file:
+        lines = [line.split() for line in file]
+    bounds = [line[0].split("-") for line in lines if line[1].endswith("s")]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in bounds)
+
+
+def check_handles_of_gone(rank: int, world: int) -> None:
+    """Handles do not keep the memory of a buffer that is gone; results do, and stay as they are."""
+    job = Job(rank, world)
+    other = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    gc.collect()
+    before = mapped()
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 26, low_latency_mode=True)
+    x, _, weights, _, handle, _ = job.dispatch(buffer)
+    received = x.clone()
+    low = low_dispatch(buffer, job)[2]
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, 1 << 26, num_max_tokens_per_rank=200, hidden=256)
+    given = (job.own.topk_idx, job.own.topk_weights)
+    of_v2 = elastic.dispatch(job.own.x, *given, num_experts=job.layer.experts, num_max_tokens_per_rank=200)[3]
+    made = [one for of in (buffer, elastic) for one in of._communicators._all()]
+    assert len(made) == 3 and mapped() - before > 1 << 27
+    dist.barrier()
+    del buffer, elastic
+    gc.collect()
+    for one in made:
+        with pytest.raises(errors.Closed):
+            one.stats()
+    assert torch.equal(x, received)
+    del x
+    # Ranks that are slower have the memory of this one still.
+    dist.barrier()
+    assert mapped() - before < 1 << 24
+    assert (
+        torch.equal(handle[4].sum(0), oracle.members(job.layer, job.own.topk_idx).sum(0))
+        and handle[0].shape[0] == world
+    )
+    assert of_v2.num_unaligned_recv_tokens_per_expert.tolist() == job.arrived.counts
+    with pytest.raises(errors.Closed):
+        made[-1].throughput.combine(received, of_v2.routing.native, topk_weights=None, bias=None)
+    with pytest.raises(errors.InvalidArgument, match="of another buffer"):
+        deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True).get_next_low_latency_combine_buffer(low)
+    # As along handles of whatever other buffer.
+    assert torch.equal(other.combine(received, handle, weights)[0], job.sums)
+    other.destroy()
+
+
+def test_handles_do_not_keep_the_memory_of_a_buffer_that_is_gone(two: Any) -> None:
+    two.run(check_handles_of_gone)
+
+
 def check_destroyed_alone(rank: int, world: int) -> None:
     job, buffer = Job(rank, world), make_buffer()
     check_sums(buffer, job)
@@ -58,6 +110,30 @@ def check_destroyed_alone(rank: int, world: int) -> None:
 
 def test_who_destroys_alone_frees_its_memory(two: Any) -> None:
     two.run(check_destroyed_alone)
+
+
+def check_destroyed(rank: int, world: int) -> None:
+    job, buffer = Job(rank, world), make_buffer(enable_shrink=True)
+    runtime, experts = buffer.runtime, job.layer.experts
+    check_sums(buffer, job)
+    buffer.destroy()
+    assert buffer.runtime is None and not runtime.is_available()
+    status = torch.zeros(world, dtype=torch.int32)
+    calls = (
+        lambda: buffer.get_dispatch_layout(job.own.topk_idx, experts),
+        lambda: buffer.clean_low_latency_buffer(MOST, 256, experts),
+        lambda: runtime.clean_low_latency_buffer(MOST, 256, experts),
+        lambda: buffer.low_latency_query_mask_buffer(status),
+        buffer.get_comm_stream,
+        runtime.get_comm_stream,
+    )
+    for call in calls:
+        with pytest.raises(errors.Closed, match="the buffer was destroyed"):
+            call()
+
+
+def test_a_destroyed_buffer_says_so(two: Any) -> None:
+    two.run(check_destroyed)
 
 
 @much_memory()

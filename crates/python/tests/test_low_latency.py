@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import deep_ep
@@ -14,6 +15,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from deep_ep._under_way import Sent, UnderWay
 from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
 from moexpress import errors
 
@@ -246,7 +248,7 @@ def check_errors(rank: int, world: int) -> None:
     )
     for other, told in [
         ({"use_ue8m0": True}, "round_scale is False"),
-        ({"use_fp8": False, "round_scale": True}, "use_fp8 is False"),
+        ({"use_fp8": False, "use_ue8m0": True}, "round_scale is False"),
         ({"async_finish": True, "return_recv_hook": True}, "both True"),
         ({"x": batch.x.float()}, "dtype of x is torch.float32, allowed: torch.bfloat16"),
         ({"topk_idx": batch.topk_idx.short()}, "dtype of topk_idx is torch.int16, allowed: torch.int64"),
@@ -262,6 +264,8 @@ def check_errors(rank: int, world: int) -> None:
     ]:
         with pytest.raises(errors.InvalidArgument, match=told):
             dispatch(**other)
+    for unused in ({"round_scale": True}, {"round_scale": True, "use_ue8m0": True}):
+        assert dispatch(use_fp8=False, **unused)[0].dtype == torch.bfloat16
     x, _, handle, _, _ = dispatch(use_fp8=False)
     combine = lambda *given, **other: buffer.low_latency_combine(*given, **other)  # noqa: E731
     for given, told in [
@@ -423,3 +427,22 @@ def check_rows_of_handles(rank: int, world: int) -> None:
 
 def test_a_handle_does_not_keep_the_rows(two: Any) -> None:
     two.run(check_rows_of_handles)
+
+
+def test_other_threads_may_send_and_receive_while_one_looks_at_what_is_under_way() -> None:
+    communicator: Any = SimpleNamespace(in_low_latency=None, timeout=1.0)
+    under_way = UnderWay(communicator, None)
+    half: Any = object()
+
+    class Meanwhile:
+        """Stands for an operation whose hook was dropped: when it is looked at, another thread sends and a third receives."""
+
+        def __call__(self) -> None:
+            under_way._sent.append(weakref.ref(kept))
+            under_way._sent.popleft()
+
+    for look in (under_way.goes_at_once, lambda: under_way.sent(half, None)):
+        kept = Sent(under_way, half, None, lambda: None)
+        under_way._sent.extend([Meanwhile(), Meanwhile()])  # type: ignore[list-item]
+        look()
+        under_way._sent.clear()

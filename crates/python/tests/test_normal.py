@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import deep_ep
+import moexpress
 import oracle
 import pytest
 import torch
@@ -186,7 +187,8 @@ def check_options(rank: int, world: int) -> None:
         oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, r)) for r in range(world)
     ]
     bias = [torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(5 + n)).bfloat16() for n in range(2)]
-    for given, told in [(None, []), (bias[0], bias[:1]), ((bias[0], bias[1]), bias)]:
+    some = [((bias[0], None), bias[:1]), ((None, bias[1]), bias[1:]), ((None, None), [])]
+    for given, told in [(None, []), (bias[0], bias[:1]), ((bias[0], bias[1]), bias), *some]:
         sums = buffer.combine(x, handle, bias=given)[0]
         assert torch.equal(sums, oracle.combined(layer, all_batches, rank, results, told))
 
@@ -256,10 +258,14 @@ def check_statics(rank: int, world: int) -> None:
     for call, told in [
         (lambda: buffer.internode_dispatch(None), "use dispatch"),
         (lambda: buffer.internode_combine(None, None), "use combine"),
-        (lambda: buffer.get_comm_stream(), "CPUs"),
     ]:
         with pytest.raises(NotImplementedError, match=told):
             call()
+    if moexpress.cuda_available():
+        assert buffer.get_comm_stream() is buffer.get_comm_stream()
+    else:
+        with pytest.raises(NotImplementedError, match="CPUs"):
+            buffer.get_comm_stream()
     with pytest.raises(AssertionError, match="explicitly_destroy"):
         buffer.destroy()
 
@@ -269,10 +275,13 @@ def test_the_constructor_takes_every_known_argument(two: Any) -> None:
 
 
 class Mpi:
-    """An MPI communicator, as far as the buffer needs one."""
+    """An MPI communicator, as far as the buffer needs one. ``reverse``: its ranks are the group's from the last on."""
+
+    def __init__(self, reverse: bool = False) -> None:
+        self.step = -1 if reverse else 1
 
     def Get_rank(self) -> int:
-        return dist.get_rank()
+        return range(self.Get_size())[:: self.step][dist.get_rank()]
 
     def Get_size(self) -> int:
         return dist.get_world_size()
@@ -280,14 +289,18 @@ class Mpi:
     def allgather(self, told: object) -> list[Any]:
         everybody: list[Any] = [None] * self.Get_size()
         dist.all_gather_object(everybody, told)
-        return everybody
+        return everybody[:: self.step]
 
 
 def check_comm(rank: int, world: int) -> None:
-    comm = Mpi()
-    buffer = deep_ep.Buffer(None, comm=comm, explicitly_destroy=True)
-    assert (buffer.rank, buffer.group_size) == (rank, world) and buffer.group is comm
-    buffer.destroy()
+    for comm, own in ((Mpi(), rank), (Mpi(reverse=True), world - 1 - rank)):
+        buffer = deep_ep.Buffer(None, comm=comm, explicitly_destroy=True)
+        assert (buffer.rank, buffer.group_size) == (own, world) and buffer.group is comm
+        buffer.destroy()
+        # Where there is a group, it counts.
+        buffer = deep_ep.Buffer(dist.group.WORLD, comm=comm, explicitly_destroy=True)
+        assert (buffer.rank, buffer.group_size) == (rank, world) and buffer.group is dist.group.WORLD
+        buffer.destroy()
 
 
 def test_a_buffer_of_an_mpi_communicator(two: Any) -> None:

@@ -80,8 +80,8 @@ def coded(x: torch.Tensor, columns: int = 2) -> tuple[torch.Tensor, torch.Tensor
 
 
 class V1:
-    def __init__(self, rank: int, world: int) -> None:
-        self.buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    def __init__(self, rank: int, world: int, **settings: Any) -> None:
+        self.buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True, **settings)
         self.layer, self.batch = batch_of(rank, world)
 
     def layout(self, **asked: Any) -> Any:
@@ -243,3 +243,74 @@ def check_kept(rank: int, world: int) -> None:
 
 def test_what_a_cached_dispatch_reads_behind_its_stream_is_kept(two: Any) -> None:
     two.run(check_kept)
+
+
+class Ordered:
+    """A stream that notes, in a list of all streams, which it is to wait for."""
+
+    def __init__(self, name: str, log: list[tuple[str, str]]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: Ordered) -> None:
+        self.log.append((self.name, other.name))
+
+    def wait_event(self, event: Any) -> None:
+        self.log.append((self.name, event))
+
+
+def check_lent(rank: int, world: int) -> None:
+    """Whichever communicator carries a call, and however it was learnt: first it waits for what the lent stream holds, and then that for it."""
+    v1 = V1(rank, world, low_latency_mode=True)
+    buffer, x, codes = v1.buffer, v1.batch.x, coded(v1.batch.x)
+    choices, weights = v1.batch.topk_idx, v1.batch.topk_weights
+
+    def low(hook: bool) -> None:
+        rows, _, handle, _, receive = buffer.low_latency_dispatch(
+            x, choices, MOST, v1.layer.experts, use_fp8=False, return_recv_hook=hook
+        )
+        if receive is not None:
+            receive()
+        buffer.low_latency_combine(rows, choices, weights, handle)
+
+    received, *_, of_bf16, _ = v1.dispatch(x)
+    of_fp8 = v1.dispatch(codes)[4]
+    buffer.dispatch(x, handle=of_fp8)
+    low(False)
+    assert buffer._communicators.lent._stream is None
+    log: list[tuple[str, str]] = []
+    names = ["bf16", "fp8", "members", "low"]
+    made = [*buffer._communicators.all_normal(), *buffer._communicators.all_low()]
+    for name, one in zip(names, made, strict=True):
+        one.order.stream = Ordered(name, log)
+    buffer._communicators.lent._stream = Ordered("lent", log)
+    calls = {
+        "bf16": [lambda: v1.dispatch(x), lambda: buffer.combine(received, of_bf16)],
+        "fp8": [lambda: v1.dispatch(codes, async_finish=True), lambda: buffer.dispatch(codes, handle=of_fp8)],
+        "members": [lambda: buffer.dispatch(x, handle=of_fp8)],
+    }
+    for name, some in calls.items():
+        for call in some:
+            call()
+            assert log == [(name, "lent"), ("lent", name)], (name, log)
+            log.clear()
+    for hook in (False, True):
+        low(hook)
+        assert log == [("low", "lent"), ("lent", "low")] * 2, log
+        log.clear()
+    buffer.destroy()
+    v2 = V2(rank, world)
+    for most in (SMALL, MOST):
+        rows, _, _, handle, _ = v2.dispatch(most)
+        one = handle.routing.communicator
+        one.order.stream, v2.buffer._communicators.lent._stream = Ordered("carries", log), Ordered("lent", log)
+        v2.buffer.combine(rows, handle)
+        v2.buffer.dispatch(v2.batch.x, handle=handle)
+        v2.dispatch(most)
+        assert log == [("carries", "lent"), ("lent", "carries")] * 3, (most, log)
+        log.clear()
+        v2.buffer._communicators.lent._stream = None
+    v2.buffer.destroy()
+
+
+def test_the_stream_that_callers_have_comes_before_and_behind_each_call(two: Any) -> None:
+    two.run(check_lent)

@@ -164,6 +164,21 @@ def test_recommended_chunks(ranks: int, dispatch: tuple[int, ...], combine: tupl
             assert held == slots and 8 <= piece <= max(8, slots // 8)
 
 
+@pytest.mark.parametrize(
+    ("config", "ranks", "nvl", "rdma"),
+    [
+        ((20, 24, 256, 6, 128), 2, 83_927_552, 0),
+        ((20, 6, 256, 6, 128), 8, 335_709_824, 0),
+        ((20, 36, 288, 20, 128), 16, 377_673_984, 91_887_744),
+        ((24, 20, 480, 12, 128), 96, 755_353_728, 623_787_264),
+    ],
+)
+def test_size_hints_are_deep_eps(config: tuple[int, ...], ranks: int, nvl: int, rdma: int) -> None:
+    hints = deep_ep.Config(*config)
+    told = hints.get_nvl_buffer_size_hint(2 * 7168, ranks), hints.get_rdma_buffer_size_hint(2 * 7168, ranks)
+    assert told == (nvl, rdma)
+
+
 def test_configs_and_size_hints() -> None:
     config = deep_ep.Config()
     assert repr(config) == "Config(20, 6, 256, 6, 256)"

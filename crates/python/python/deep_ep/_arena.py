@@ -7,7 +7,8 @@ of rings and says little of it, so the arena is made for batches of the size tha
 - three batches of dispatched rows and two of results, each as large as that of the rank that received most, and a
   quarter more;
 - at most an eighth of the memory that is free on the rank that has least: the caller's model is still to fit;
-- but never less than ``num_nvl_bytes``, of which 64 MiB to 1 GiB count whatever is free, and more up to that eighth.
+- but never less than ``num_nvl_bytes``, of which 64 MiB to 1 GiB count whatever is free, and more up to that eighth. That is for all arenas of a
+  buffer together: what the others have of it counts only as far as a batch asks for it.
 
 On GPUs of one node that is what there is at first. Where results are kept, those of many layers for the backward pass, or batches become larger,
 memory comes as it is needed, a piece at a time, while a sixteenth of the GPU's is left free; and goes two seconds after nobody has it any more.
@@ -87,18 +88,21 @@ def kind(device: torch.device) -> str:
     return str(named(device)).partition(":")[0]
 
 
-def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[int], least: int, hint: int) -> Room:
+def agreed(
+    meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[int], least: int, hint: int, taken: int
+) -> Room:
     """Finds the size of an arena. All ranks call it.
 
     Args:
         rows_to: rows that this rank sends to each rank in the batch at hand.
         least: rows of a batch for which there is to be room in any case.
         hint: ``num_nvl_bytes``.
+        taken: bytes of it that other arenas have.
     """
-    told = ",".join(map(str, (least, hint, free_bytes(device, meeting.world), *rows_to)))
+    told = ",".join(map(str, (least, hint, taken, free_bytes(device, meeting.world), *rows_to)))
     # [ranks]: what each told.
     numbers = [[int(number) for number in one.split(",")] for one in told_by_all(meeting, "arena", told)]
-    leasts, hints, frees, *to = zip(*numbers, strict=True)
+    leasts, hints, takens, frees, *to = zip(*numbers, strict=True)
     received = max(map(sum, to))
     batch = max(received + received // 4, *leasts)
     if kind(device) == "npu":
@@ -106,7 +110,8 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
     limit = min(frees) // SHARE
     there, back = rows.blocks(batch)
     wanted = DISPATCHES * there + RESULTS * back + ALIGN
-    hinted = max(LEAST, min(max(hints), max(limit, HINTED)))
+    left = max(max(hints) - max(takens), min(max(hints), wanted))
+    hinted = max(LEAST, min(left, max(limit, HINTED)))
     return Room(batch, max(hinted, min(wanted, limit)), wanted > max(hinted, limit))
 
 

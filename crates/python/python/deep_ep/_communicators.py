@@ -16,6 +16,7 @@ from moexpress.adapter import Element
 from . import _arena
 from ._arena import LOG, Arena, Room, Sizes
 from ._former import Former
+from ._lent import Lent
 from ._previous import NONE, Previous
 from ._telling import Failure, failure_of_any, told_by_all
 
@@ -68,8 +69,8 @@ class Communicators:
         self._numbers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
         # What each has counted when it was last asked.
         self._counted: dict[int, dict[str, int]] = {}
-        # Whose stream callers have: it lives as long as this.
-        self._with_stream: Communicator | None = None
+        self.lent = Lent()
+        """The stream that callers have."""
         # Which made the last call.
         self._last: Communicator | None = None
         self._masked: set[int] = set()
@@ -86,7 +87,7 @@ class Communicators:
         arena = self._normal.get(rows)
         if arena is None:
             self.refuse_first(device)
-            room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
+            room = self._room(device, rows, rows_to(), least)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
         elif arena.grows or arena.room.is_all or self._lost:
             pass
@@ -97,11 +98,14 @@ class Communicators:
 
     def like(self, device: torch.device, hidden: int, element: Element, topk: int | None, rows_to: RowsTo) -> Arena:
         """One for throughput mode whose rows are such, whatever its experts; ``topk``: None for any."""
+        world = self.meeting.world
         for rows, arena in self._normal.items():
             if (rows.hidden, rows.element) == (hidden, element) and topk in (None, rows.topk):
                 self.check(device)
                 return arena
-        return self.normal(device, Sizes(self.meeting.world, topk or 1, hidden, element), rows_to)
+        # No communicator has more choices than experts.
+        experts = world * -(-(topk or 1) // world)
+        return self.normal(device, Sizes(experts, topk or 1, hidden, element), rows_to)
 
     def enlarge(self, rows: Sizes, arena: Arena, received: int) -> None:
         """Makes a larger arena for later dispatches, in place of one that does not grow: where a rank has received more rows than it was made
@@ -136,7 +140,12 @@ class Communicators:
 
     def _agreed(self, device: torch.device, rows: Sizes, least: int) -> Room:
         """The arena for batches of so many rows."""
-        return _arena.agreed(self.meeting, device, rows, [0] * self.meeting.world, least, self.num_nvl_bytes)
+        return self._room(device, rows, [0] * self.meeting.world, least)
+
+    def _room(self, device: torch.device, rows: Sizes, rows_to: list[int], least: int) -> Room:
+        others = [arena for sizes, arena in self._normal.items() if sizes != rows and not arena.has_outboxes]
+        taken = sum(arena.room.bytes for arena in others)
+        return _arena.agreed(self.meeting, device, rows, rows_to, least, self.num_nvl_bytes, taken)
 
     def _replaced(self, rows: Sizes, arena: Arena, larger: Room) -> Arena:
         """An arena in the place of this one, where all ranks have memory for it; else this one."""
@@ -183,8 +192,14 @@ class Communicators:
         last, self._last = self._last, communicator
         if last is not None and last is not communicator:
             communicator.order.follow(last.order)
+        self.lent.lead(communicator)
         previous.lead(communicator)
         return communicator
+
+    def is_called(self) -> None:
+        """A call that :meth:`in_turn` began has been made."""
+        if self._last is not None:
+            self.lent.follow(self._last)
 
     def all_low(self) -> list[Communicator]:
         """Those for low latency, in the order in which they were made."""
@@ -262,6 +277,11 @@ class Communicators:
     def _all(self) -> list[Communicator]:
         return [*self.all_low(), *self.all_normal(), *self._former.all()]
 
+    def goes_with(self, buffer: object) -> None:
+        """Closes all of them when ``buffer`` is gone, whoever has handles still: these keep communicators, but not their memory."""
+        # What is there at exit is closed in an order of its own.
+        weakref.finalize(buffer, _let_go, self).atexit = False
+
     def destroy(self) -> None:
         """Closes all of them, when all ranks have come to it."""
         try:
@@ -282,16 +302,9 @@ class Communicators:
             self._low, self._normal, self._former, self._apart, self._last = {}, {}, Former(), [], None
 
     def stream(self) -> torch.Stream:
-        """The stream of the first of them, the same each time."""
-        if self._with_stream is None:
-            made = [*self.all_normal(), *self.all_low()]
-            self._with_stream = next((one for one in made if one.order.stream is not None), None)
-        if self._with_stream is None:
-            raise errors.Unsupported(
-                "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs and NPUs"
-            )
-        stream: torch.Stream = self._with_stream.order.stream
-        return stream
+        """That which callers have, the same each time."""
+        self.check_open()
+        return self.lent.stream(self.device, self._all())
 
     def stats(self) -> dict[str, int]:
         """Received rows by the way they took, and bytes of arenas, of all communicators that are used. What came by low latency are rows of dispatches
@@ -433,3 +446,10 @@ class Communicators:
                 *(made.window_bytes >> 20, device, made.stats()["arena_bytes"] >> 20),
             )
         return made
+
+
+def _let_go(communicators: Communicators) -> None:
+    # Nobody is left to be told: a rank may be gone, and in a forked child nothing of it is ours.
+    with suppress(errors.Error):
+        if not communicators.closed:
+            communicators.close()

@@ -17,6 +17,7 @@ from ._communicators import Communicators
 from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expanded
 from ._ep_handle import ElasticRouting, EPHandle
 from ._expanded import Expansion, Placed
+from ._lent import followed
 from ._members import Members
 from ._previous import NONE, Previous
 from ._scales import Rows, column_major
@@ -48,6 +49,7 @@ class Elastic:
         self.communicators, self.members, self.small = communicators, members, small
 
     @_poisons
+    @followed
     @plain
     @torch.no_grad()
     def dispatch(
@@ -103,12 +105,15 @@ class Elastic:
             handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
             handle._routing = self._routing_of(arena, received, sizes, worst, handed=not layout.expand)
             if stats is not None:
-                stats += handle.num_unaligned_recv_tokens_per_expert
+                counts = handle.num_unaligned_recv_tokens_per_expert
+                with torch.inference_mode():  # where the caller may have made it
+                    stats += counts
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
         over = event(arena.communicator, defer)
         return handed, None if layout.expand else received.topk_idx, weights, handle, over
 
     @_poisons
+    @followed
     @plain
     @torch.no_grad()
     def redispatch(
@@ -120,13 +125,14 @@ class Elastic:
         defer: bool,
         previous: Previous = NONE,
     ) -> Dispatched:
-        """A cached dispatch. Weights, and rows of another type than the handle's, do not travel along a handle: they are
-        sent by the same choices once more, which brings them in the same order."""
+        """A cached dispatch. Weights, and rows of another type or width than the handle's, do not travel along a handle: they
+        are sent by the same choices once more, which brings them in the same order."""
         rows, routing = Rows.of(x, previous), handle.routing
-        arena = routing.arena
-        if arena is None and rows.element == routing.sizes.element and layout.expand == handle.do_expand:
+        arena, sizes = routing.arena, routing.sizes
+        are_alike = rows.element == sizes.element and rows.x.shape[1] == sizes.hidden
+        if arena is None and are_alike and layout.expand == handle.do_expand:
             return self.small.redispatch(rows, handle, topk_weights, layout, defer, previous)
-        if arena is not None and topk_weights is None and rows.element == routing.sizes.element:
+        if arena is not None and topk_weights is None and are_alike:
             communicator = self.communicators.in_turn(arena.communicator, previous)
             brought = communicator.throughput.redispatch(rows.x, _native(routing), rows.scales, defer)
             received = Received(brought, communicator.order)
@@ -151,6 +157,7 @@ class Elastic:
         return handed, choices, weights, handle, event(arena.communicator, defer)
 
     @_poisons
+    @followed
     @plain
     @torch.no_grad()
     def combine(
@@ -164,14 +171,15 @@ class Elastic:
         previous: Previous = NONE,
     ) -> Combined:
         """``reduces_twice``: expanded results are summed, and rounded, at their rank, and then across ranks; else once."""
-        routing = handle.routing
-        if routing.arena is None:
+        routing, bias = handle.routing, _given(bias)
+        hidden = x.shape[1] if isinstance(x, torch.Tensor) and x.dim() == 2 else routing.sizes.hidden
+        if routing.arena is None or hidden != routing.sizes.hidden:
             # Before anything moves: what one rank is refused, the others would wait for.
-            self._check_small(x, handle, topk_weights, bias)
-            by_choice = handle.do_expand and not reduces_twice
-            if topk_weights is None and bias is None and self.small.by_choice >= by_choice:
+            self._check_results(x, hidden, handle, topk_weights, bias)
+            by_choice, is_alone = handle.do_expand and not reduces_twice, topk_weights is None and bias is None
+            if is_alone and hidden == routing.sizes.hidden and self.small.by_choice >= by_choice:
                 return self.small.combine(x, handle, by_choice, defer, previous)
-            routing = self._by_throughput(handle)
+            routing = self._by_throughput(handle, hidden)
         arena, weights = routing.arena, topk_weights
         assert arena is not None
         if handle.do_expand:
@@ -181,7 +189,7 @@ class Elastic:
             if topk_weights is not None or not (at_once or (is_placed and reduces_twice)):
                 # torch's operations fold them first.
                 previous.here()
-            weights = self._of_expanded(x, handle, topk_weights)
+            weights = self._of_expanded(x, hidden, handle, topk_weights)
         self.communicators.in_turn(arena.communicator, previous)
         if handle.do_expand and not reduces_twice:
             sums, back = (self._once if at_once else self._by_choice)(x, handle, routing, weights, bias, defer)
@@ -194,33 +202,37 @@ class Elastic:
         return sums, back, event(arena.communicator, defer)
 
     @staticmethod
-    def _check_small(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None, bias: Any) -> None:
-        """Refuses what are not results, weights and starts of a small batch."""
+    def _check_results(
+        x: torch.Tensor, hidden: int, handle: EPHandle, topk_weights: torch.Tensor | None, bias: Any
+    ) -> None:
+        """Refuses what are not results, weights and starts of a handle's batch."""
         routing, rows = handle.routing, handle.num_expanded_tokens if handle.do_expand else handle.num_recv_tokens
         device = routing.choices.device
-        check.tensor("x", x, torch.bfloat16, ("rows", routing.sizes.hidden), device)
+        check.tensor("x", x, torch.bfloat16, ("rows", hidden), device)
         if x.shape[0] < rows:
             of = "expanded rows of the handle" if handle.do_expand else "those of the handle"
             raise errors.InvalidArgument(f"rows of x are {x.shape[0]}, allowed: at least {rows}, {of}")
         if topk_weights is not None:
             shape = (x.shape[0],) if handle.do_expand else (x.shape[0], routing.sizes.topk)
             _checks.tensor("topk_weights", topk_weights, torch.float32, shape, device)
-        _starts(bias, (routing.native.tokens, routing.sizes.hidden), device)
+        _starts(bias, (routing.native.tokens, hidden), device)
 
-    def _by_throughput(self, handle: EPHandle) -> ElasticRouting:
-        """The routing of a small batch in throughput mode: for what low latency does not bring back. Once a handle, by all ranks."""
-        if handle._in_throughput is None:
+    def _by_throughput(self, handle: EPHandle, hidden: int) -> ElasticRouting:
+        """The routing in throughput mode, for results of this width: those that do not go along the handle itself. Once a handle, by all ranks."""
+        made = handle._in_throughput.get(hidden)
+        if made is None:
             routing = handle.routing
+            sizes = routing.sizes._replace(hidden=hidden)
             tokens, device = routing.native.tokens, routing.choices.device
-            _checks.tensor("topk_idx of the handle", handle.topk_idx, torch.int64, (tokens, routing.sizes.topk), device)
-            rows = Rows(torch.zeros((tokens, routing.sizes.hidden), dtype=torch.bfloat16, device=device))
+            _checks.tensor("topk_idx of the handle", handle.topk_idx, torch.int64, (tokens, sizes.topk), device)
+            rows = Rows(torch.zeros((tokens, hidden), dtype=torch.bfloat16, device=device))
             worst, alignment = routing.worst_rows, handle.expert_alignment
             of_batch = handle.topk_idx, None
             arena, received = self._sent(rows, of_batch, handle.num_experts, alignment, worst, False, handle.do_expand)
             if not worst and received.rows != handle.num_recv_tokens:
                 raise _other_rows(received.rows, handle)
-            handle._in_throughput = self._routing_of(arena, received, routing.sizes, worst, handed=False)
-        return handle._in_throughput
+            made = handle._in_throughput[hidden] = self._routing_of(arena, received, sizes, worst, handed=False)
+        return made
 
     def _once(
         self,
@@ -375,11 +387,12 @@ class Elastic:
         )
 
     @staticmethod
-    def _of_expanded(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None) -> torch.Tensor | None:
+    def _of_expanded(
+        x: torch.Tensor, hidden: int, handle: EPHandle, topk_weights: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Refuses what are not the handle's expanded rows and weights; the weights as they travel."""
-        routing = handle.routing
-        device = routing.choices.device
-        check.tensor("x", x, torch.bfloat16, ("rows", routing.sizes.hidden), device)
+        device = handle.routing.choices.device
+        check.tensor("x", x, torch.bfloat16, ("rows", hidden), device)
         room = handle.expansion.room
         if x.shape[0] < room:
             raise errors.InvalidArgument(
@@ -454,11 +467,18 @@ def _parts(rows: Rows_t) -> tuple[torch.Tensor, torch.Tensor | None]:
     return rows if isinstance(rows, tuple) else (rows, None)
 
 
+def _given(bias: Any) -> Any:
+    """``bias``, or None where there is nothing in it: such a combine goes as one without."""
+    is_empty = isinstance(bias, (tuple, list)) and len(bias) <= 2 and all(start is None for start in bias)
+    return None if is_empty else bias
+
+
 def _starts(bias: Any, shape: tuple[int, int], device: torch.device) -> Sequence[torch.Tensor]:
     """What sums start from, checked."""
-    starts = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
-    if len(starts) > 2:
-        raise errors.InvalidArgument(f"number of biases is {len(starts)}, allowed: at most 2")
-    for number, start in enumerate(starts):
-        _checks.tensor(f"bias {number}", start, torch.bfloat16, shape, device)
-    return starts
+    given = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
+    if len(given) > 2:
+        raise errors.InvalidArgument(f"number of biases is {len(given)}, allowed: at most 2")
+    for number, start in enumerate(given):
+        if start is not None:
+            _checks.tensor(f"bias {number}", start, torch.bfloat16, shape, device)
+    return [start for start in given if start is not None]

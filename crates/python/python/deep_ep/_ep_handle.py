@@ -99,8 +99,9 @@ class EPHandle:
         }
         vars(self).update({name: tensor for name, tensor in given.items() if tensor is not None})
         self._routing: ElasticRouting | None = None
-        self._in_throughput: ElasticRouting | None = None
-        """Of a small batch, once something was asked that low latency does not bring back."""
+        self._in_throughput: dict[int, ElasticRouting] = {}
+        """By the width of results, once some were to go back that do not go along :attr:`routing`: of another width than the rows, or of a small batch
+        what low latency does not bring back."""
 
     def __reduce__(self) -> NoReturn:
         raise errors.Unsupported("a copy of an EPHandle is not supported: use the one that dispatch returned")

@@ -101,7 +101,18 @@ class _Lazy(Sequence[Any]):
 class Routing:
     """What a throughput dispatch leaves behind, without any of its tensors."""
 
-    __slots__ = ("arena", "channels", "generation", "has_choices", "native", "others", "rows", "worst")
+    __slots__ = (
+        "arena",
+        "channels",
+        "generation",
+        "has_choices",
+        "is_copy",
+        "native",
+        "others",
+        "room",
+        "rows",
+        "worst",
+    )
 
     def __init__(
         self,
@@ -112,14 +123,29 @@ class Routing:
         generation: int,
         worst: int = 0,
         has_choices: bool = True,
+        is_copy: bool = False,
     ) -> None:
         self.arena, self.rows, self.native, self.channels, self.generation = arena, rows, native, channels, generation
         self.worst = worst
         """Rows that there was room for, whatever came; 0 where there was room for those that came."""
         self.has_choices = has_choices
         """Whether the dispatch may have had choices, so that weights can be asked back."""
-        # The same routing in communicators of other element types, made when a cached dispatch asks for one.
-        self.others: dict[str, tuple[Arena, adapter.Handle]] = {}
+        self.is_copy = is_copy
+        """Whether it was learnt of a copy of a handle, which does not say how many choices its tokens had."""
+        self.room = 0
+        """Rows that a copy of a handle with ``num_worst_tokens`` has room for: what came is filled up to so many, here alone. Else 0."""
+        # The same routing in communicators of other rows, made when a call asks for one.
+        self.others: list[tuple[Arena, adapter.Handle]] = []
+
+    def along(
+        self, hidden: int, element: str | None = None, topk: int | None = None
+    ) -> tuple[Arena, adapter.Handle] | None:
+        """It in a communicator of such rows, if there is one; None: of any element type, or number of choices."""
+        for arena, native in ((self.arena, self.native), *self.others):
+            rows = arena.rows
+            if rows.hidden == hidden and element in (None, rows.element) and topk in (None, rows.topk):
+                return arena, native
+        return None
 
 
 def _filled_by(rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:

@@ -66,13 +66,12 @@ def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
     """How rows travel."""
     use_fp8, round_scale = limits.flag("use_fp8", use_fp8), limits.flag("round_scale", round_scale)
     use_ue8m0 = limits.flag("use_ue8m0", use_ue8m0)
+    if use_ue8m0 and not round_scale:
+        raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
     if not use_fp8:
-        if round_scale or use_ue8m0:
-            raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")
+        # There are no scales, whatever is said of them: callers leave that as it is for FP8.
         return "bf16"
     if use_ue8m0:
-        if not round_scale:
-            raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
         return "fp8-ue8m0"
     return "fp8-pow2" if round_scale else "fp8"
 
@@ -127,6 +126,7 @@ class LowLatency:
         if stats is not None:
             local = (communicator.local_experts,)
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, local, device)
+        self.communicators.lent.lead(communicator)
         under_way, receive = self._under_way(communicator), None
         routing = LowRouting(under_way)
         if not return_recv_hook and waited is None and under_way.goes_at_once():
@@ -151,7 +151,7 @@ class LowLatency:
         counts, handle = into.expert_counts, LowLatencyHandle.of(routing, into, self._known)
         if receive is None:
             _handles.let_go(into)
-        return rows, counts, handle, _event(async_finish), receive
+        return rows, counts, handle, self._over(communicator, async_finish), receive
 
     @plain
     def combine(
@@ -176,16 +176,17 @@ class LowLatency:
         if device.type == "cpu" and not torch.equal(topk_idx, under_way.calls.choices(native)):
             raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
         self._check_waited("combine_wait_recv_cost_stats", waited, device)
+        self.communicators.lent.lead(communicator)
         y = under_way.zero_copy_buffer() if zero_copy else x
         if ready is None and not return_recv_hook and waited is None and under_way.goes_at_once():
             sums = under_way.calls.combine(y, native, topk_weights, out)
-            return sums, _event(async_finish), None
+            return sums, self._over(communicator, async_finish), None
         sent = under_way.calls.send_combine(y, native, topk_weights, out, ready)
         receive = under_way.sent(sent, waited)
         if return_recv_hook:
-            return sent.result, _event(async_finish), receive
+            return sent.result, self._over(communicator, async_finish), receive
         receive()
-        return sent.result, _event(async_finish), None
+        return sent.result, self._over(communicator, async_finish), None
 
     def combine_buffer(self, handle: object) -> torch.Tensor:
         """Where experts' results may be written."""
@@ -232,6 +233,11 @@ class LowLatency:
             under_way = self._of[communicator] = UnderWay(communicator, self._mask)
         return under_way
 
+    def _over(self, communicator: Communicator, async_finish: bool) -> EventOverlap:
+        """At what the current stream holds now: it waits for low latency."""
+        self.communicators.lent.follow(communicator)
+        return EventOverlap(EventHandle() if async_finish else None)
+
     def _check_waited(self, name: str, waited: torch.Tensor | None, device: torch.device) -> None:
         if waited is None:
             return
@@ -241,8 +247,3 @@ class LowLatency:
                 f"{name} is not supported on {'NPUs' if kind == 'npu' else 'GPUs'}, which do not count the time waited: use None"
             )
         _checks.tensor(name, waited, torch.int64, (self.ranks,), device)
-
-
-def _event(async_finish: bool) -> EventOverlap:
-    """At what the current stream holds now: it waits for low latency."""
-    return EventOverlap(EventHandle() if async_finish else None)

@@ -118,7 +118,8 @@ class LocalMemory:
             if device is None:
                 device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
             try:
-                memory = torch.empty(self._sizes[rdma], dtype=torch.uint8, device=device or "cpu")
+                with torch.inference_mode(False):  # callers write to it outside, too
+                    memory = torch.empty(self._sizes[rdma], dtype=torch.uint8, device=device or "cpu")
             except (RuntimeError, MemoryError) as error:
                 raise errors.Broken(
                     f"memory of {name}, {self._sizes[rdma]} bytes, is not to be had: {error}"

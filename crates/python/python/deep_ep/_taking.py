@@ -30,6 +30,19 @@ def taken(rows: Rows, received: Received, arena: Arena, defer: bool) -> Rows_t:
     return handed
 
 
+def with_room(handed: Rows_t, rows: int) -> Rows_t:
+    """What is handed over, as the first of ``rows`` rows; the others are undefined."""
+    if isinstance(handed, tuple):
+        return _filled_up(handed[0], rows), _filled_up(handed[1], rows)
+    return _filled_up(handed, rows)
+
+
+def _filled_up(x: torch.Tensor, rows: int) -> torch.Tensor:
+    larger = x.new_empty((rows, *x.shape[1:]))
+    larger[: x.shape[0]] = x
+    return larger
+
+
 def copy(x: torch.Tensor, communicator: Communicator, defer: bool) -> torch.Tensor:
     """A contiguous copy of received rows, in memory of torch's allocator."""
     with communicator.order.behind() if defer else nullcontext():

@@ -17,10 +17,11 @@ from ._arena import Arena, Sizes
 from ._communicators import WORST_TOKENS, Communicators
 from ._handles import DispatchHandle, Handle, Known, Parts, Routing, rows_between
 from ._internode_handle import InternodeHandle
+from ._lent import followed
 from ._members import Members
 from ._previous import NONE, Previous
 from ._scales import Rows
-from ._taking import Rows_t, copy, taken
+from ._taking import Rows_t, copy, taken, with_room
 from ._taking import event as event_after
 from .config import Config
 from .utils import EventOverlap
@@ -45,6 +46,7 @@ class Throughput:
         self._of_others: weakref.WeakKeyDictionary[DispatchHandle, Routing] = weakref.WeakKeyDictionary()
         self._parts = Parts.ONE_NODE if members.nodes == 1 else Parts.SEVERAL_NODES
 
+    @followed
     @plain
     def dispatch(
         self,
@@ -150,12 +152,19 @@ class Throughput:
         counts = [] if num_worst_tokens else received.expert_counts
         return handed, choices, received.topk_weights, counts, made, event
 
+    @followed
     @plain
     def redispatch(
         self, x: Rows_t, handle: object, config: Config | None, defer: bool, previous: Previous = NONE
     ) -> Dispatched:
         made = self._routing(handle, x, None, previous)
-        if isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and made.rows.element == "bf16":
+        if (
+            isinstance(x, torch.Tensor)
+            and x.dtype is torch.bfloat16
+            and made.rows.element == "bf16"
+            and _width(x) == made.rows.hidden
+            and not made.room
+        ):
             # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
             arena = made.arena
             communicator = self.communicators.in_turn(arena.communicator, previous)
@@ -167,30 +176,32 @@ class Throughput:
             copied = copy(received, communicator, defer)
             arena.copied(copied)
             return copied, None, None, None, None, event_after(communicator, defer)
-        rows, arena, native = Rows.of(x, previous), made.arena, made.native
-        if rows.element != made.rows.element:
-            # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
-            known = made.others.get(rows.element)
-            if known is None:
-                in_rank = handle[self._parts.in_rank]  # type: ignore[index]
-                arena, received_all = self._learn(rows, made, in_rank, defer, previous)
-                made.others[rows.element] = (arena, received_all.handle)
-                handed = taken(rows, received_all, arena, defer)
-                return handed, None, None, None, None, event_after(arena.communicator, defer)
+        rows = Rows.of(x, previous)
+        known = made.along(rows.x.shape[1], rows.element)
+        if known is None:
+            # Rows of another type or width travel in a communicator of their own, which has to learn the routing once.
+            in_rank = handle[self._parts.in_rank]  # type: ignore[index]
+            arena, brought = self._learn(rows, made, in_rank, defer, previous)
+            made.others.append((arena, brought.handle))
+        else:
             arena, native = known
-        communicator = self.communicators.in_turn(arena.communicator, previous)
-        out = communicator.throughput.redispatch(rows.x, native, rows.scales, defer, arena.outbox(config))
-        brought = Received(out, communicator.order)
+            communicator = self.communicators.in_turn(arena.communicator, previous)
+            out = communicator.throughput.redispatch(rows.x, native, rows.scales, defer, arena.outbox(config))
+            brought = Received(out, communicator.order)
         handed = taken(rows, brought, arena, defer)
+        if made.room > brought.rows:
+            with arena.communicator.order.behind() if defer else nullcontext():
+                handed = with_room(handed, made.room)
         return handed, None, None, None, None, event_after(arena.communicator, defer)
 
+    @followed
     @plain
     def combine(
         self,
         x: torch.Tensor,
         handle: object,
         topk_weights: torch.Tensor | None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None,
         config: Config | None,
         defer: bool,
         previous: Previous = NONE,
@@ -200,11 +211,14 @@ class Throughput:
             raise errors.InvalidArgument(
                 "topk_weights is given, allowed: None along this handle, which has no choices: its dispatch was given no topk_idx"
             )
-        communicator = self.communicators.in_turn(made.arena.communicator, previous)
+        arena, native = made.arena, made.native
+        if _width(x) != made.rows.hidden or (made.is_copy and _width(topk_weights) not in (None, made.rows.topk)):
+            arena, native = self._of_results(x, topk_weights, made, handle, previous)
+        communicator = self.communicators.in_turn(arena.communicator, previous)
         combined = communicator.throughput.combine(
-            x, made.native, topk_weights=topk_weights, bias=bias, outbox=made.arena.outbox(config), defer=defer
+            x, native, topk_weights=topk_weights, bias=bias, outbox=arena.outbox(config), defer=defer
         )
-        made.arena.look_at_results()
+        arena.look_at_results()
         event = event_after(communicator, True) if defer else EventOverlap()
         return combined.x, combined.topk_weights, event
 
@@ -227,13 +241,15 @@ class Throughput:
         if routing is None:
             previous.here()
             first = x[0] if isinstance(x, tuple) and x else x
-            if not isinstance(first, torch.Tensor) or first.dim() != 2:
+            hidden = _width(first)
+            if hidden is None:
                 raise errors.InvalidArgument(f"x is {_checks.told(first)}, allowed: [rows, hidden]")
-            hidden, in_rank = first.shape[1], in_rank.contiguous()
-            topk = topk_weights.shape[1] if isinstance(topk_weights, torch.Tensor) and topk_weights.dim() == 2 else None
+            in_rank, topk = in_rank.contiguous(), _width(topk_weights)
             arena = self.communicators.like(in_rank.device, hidden, "bf16", topk, in_rank.sum(0).tolist)
-            routing = self._learnt(arena, in_rank)
+            routing = self._learnt(arena, in_rank, is_copy=True)
             self._check_learnt(routing.native, told.cpu())
+            # Whether there was room for more than came, other ranks cannot be told: it is for this one to fill up.
+            routing.room = source.shape[0] if source.shape[0] > routing.native.rows else 0
             self._known.remember(source, routing)
         return self._of_now(routing)
 
@@ -258,12 +274,43 @@ class Throughput:
             self._of_others[handle] = routing
         return routing
 
-    def _learnt(self, arena: Arena, in_rank: torch.Tensor, worst: int = 0, has_choices: bool = True) -> Routing:
+    def _of_results(
+        self, x: object, topk_weights: object, made: Routing, handle: object, previous: Previous
+    ) -> tuple[Arena, adapter.Handle]:
+        """A routing where results ``x`` and their weights can go back, of another width, or of as many choices as a copy of a handle did not tell. It is
+        learnt once, by all ranks."""
+        hidden, topk = _width(x), _width(topk_weights) if made.is_copy else made.rows.topk
+        is_result = isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and len(x) >= made.native.result_rows
+        if hidden is None or not is_result:
+            # Refused by the call, before anything moves.
+            return made.arena, made.native
+        known = made.along(hidden, None, topk)
+        if known is None:
+            previous.here()
+            in_rank, device = handle[self._parts.in_rank], made.arena.communicator.device  # type: ignore[index]
+            shape = (made.native.tokens, self.members.ranks)
+            _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, device)
+            arena = self.communicators.like(device, hidden, "bf16", topk, in_rank.sum(0).tolist)
+            known = arena, self._learnt(arena, in_rank, made.worst).native
+            self._check_like(known[1], made)
+            made.others.append(known)
+        return known
+
+    def _learnt(
+        self,
+        arena: Arena,
+        in_rank: torch.Tensor,
+        worst: int = 0,
+        has_choices: bool = True,
+        is_copy: bool = False,
+    ) -> Routing:
         """The routing of a membership, by a dispatch of nothing. ``worst``: rows to make room for, in calls along it, too."""
         shape = (in_rank.shape[0], arena.rows.hidden)
         nothing = torch.zeros(shape, dtype=torch.bfloat16, device=in_rank.device)
         received = self._members(arena, nothing, None, in_rank, False, worst)
-        return Routing(arena, arena.rows, received.handle, 1, self.communicators.generation, worst, has_choices)
+        return Routing(
+            arena, arena.rows, received.handle, 1, self.communicators.generation, worst, has_choices, is_copy
+        )
 
     def _of_now(self, routing: Routing) -> Routing:
         if routing.generation != self.communicators.generation:
@@ -273,7 +320,7 @@ class Throughput:
     def _learn(
         self, rows: Rows, made: Routing, in_rank: torch.Tensor, defer: bool, previous: Previous
     ) -> tuple[Arena, Received]:
-        """A cached dispatch whose rows are of another type than the handle's, for the first time."""
+        """A cached dispatch whose rows are of another type or width than the handle's, for the first time."""
         # The tensor is the caller's, who may have resized it since; torch sums it up without a look at its storage.
         shape = (rows.x.shape[0], self.members.ranks)
         _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, rows.x.device)
@@ -283,7 +330,9 @@ class Throughput:
             numbers: list[int] = in_rank.sum(0).tolist()
             return numbers
 
-        sizes = Sizes(made.rows.experts, 1, made.rows.hidden, rows.element)
+        hidden, topk = rows.x.shape[1], made.rows.topk
+        # Rows of the handle's width bring no weights back: their results go along the handle.
+        sizes = Sizes(made.rows.experts, 1 if hidden == made.rows.hidden else topk, hidden, rows.element)
         arena = self.communicators.normal(rows.x.device, sizes, rows_to)
         received = self._members(arena, rows.x, rows.scales, in_rank, defer, made.worst, previous)
         self._check_like(received.handle, made)
@@ -324,3 +373,14 @@ class Throughput:
         return self.communicators.in_turn(arena.communicator, previous).throughput.dispatch_members(
             x, in_rank, nobody, scales=scales, alignment=1, worst_rows=worst, device_counts=worst > 0, defer=defer
         )
+
+
+def _width(x: object) -> int | None:
+    """Columns of a matrix; None of whatever else."""
+    if not isinstance(x, torch.Tensor):
+        return None
+    try:
+        _, columns = x.shape
+    except (RuntimeError, ValueError):  # nested; not two sizes
+        return None
+    return columns

@@ -54,7 +54,8 @@ class Sent:
             check.memory("wait_recv_cost_stats", waited)
             after = communicator.stats()["waited_ns"]
             spent = [late - early for early, late in zip(before, after, strict=True)]
-            waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
+            with torch.inference_mode():  # where the caller may have made it
+                waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
 
 
 class UnderWay:
@@ -78,17 +79,19 @@ class UnderWay:
         if self._zero_copy is None:
             one = self.communicator
             shape = (one.local_experts, one.ranks * one.max_tokens, one.hidden)
-            self._zero_copy = one.order.empty(shape, torch.bfloat16, one.device)
+            with torch.inference_mode(False):  # callers write to it outside, too
+                self._zero_copy = one.order.empty(shape, torch.bfloat16, one.device)
         return self._zero_copy
 
     def goes_at_once(self) -> bool:
         """Whether both halves of an operation may be one call: nothing is under way, and nobody would have to be masked in between."""
-        return self.mask is None and all(sent() is None for sent in self._sent)
+        # Other threads send and receive meanwhile.
+        return self.mask is None and all(sent() is None for sent in tuple(self._sent))
 
     def sent(self, half: Half, waited: torch.Tensor | None, then: Callable[[], None] = lambda: None) -> Sent:
         """Notes that ``half`` was sent."""
         sent = Sent(self, half, waited, then)
-        for reference in [reference for reference in self._sent if reference() is None]:
+        for reference in [reference for reference in tuple(self._sent) if reference() is None]:
             self._forget(reference)
         self._sent.append(weakref.ref(sent))
         return sent

@@ -47,7 +47,7 @@ class Buffer(NotServed):
             reads its results has ended, or at exit.
         enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods. On GPUs its calls wait for their
             kernels then.
-        comm: an MPI communicator instead of a group.
+        comm: an MPI communicator, which counts where ``group`` is None.
     """
 
     num_sms: int = 20
@@ -79,10 +79,11 @@ class Buffer(NotServed):
         timeout = default_timeout()
         meeting = Meeting(group, comm=comm)
         self.group, self.rank, self.group_size = comm if group is None else group, meeting.rank, meeting.world
-        self.runtime = Runtime(self)
+        self.runtime: Runtime = Runtime(self)
         self._meeting = meeting
         low_ranks_per_node, shrinks = None if by_nvlink else 1, self.enable_shrink
         self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node, shrinks)
+        self._communicators.goes_with(self)
         self._members = Members(self.group_size, meeting.ranks_per_node)
         self._throughput = Throughput(self._communicators, self._members)
         self._low_latency = LowLatency(self._communicators, self.group_size, shrinks)
@@ -134,6 +135,8 @@ class Buffer(NotServed):
         self._low_latency.close()
         self._local.free()
         self._communicators.destroy()
+        # What callers tell a destroyed buffer by.
+        self.runtime = None  # type: ignore[assignment]
 
     def recover(self, mask: Sequence[int] = ()) -> None:
         """Goes on after a failure, without the ranks of ``mask``: all others call it. What was under way is gone, and handles of before
@@ -166,7 +169,7 @@ class Buffer(NotServed):
         self._communicators.trim()
 
     def get_comm_stream(self) -> torch.Stream:
-        """The stream that the first communicator's calls enqueue to, the same each time. CUDA only, after the first call."""
+        """A stream that calls come behind, and that comes behind calls, as soon as it was asked for; the same each time. CUDA only."""
         return self._communicators.stream()
 
     def get_local_buffer_tensor(
@@ -202,6 +205,7 @@ class Buffer(NotServed):
             int32 ``[ranks]`` tokens for each rank; int32 ``[nodes]`` tokens for each node, or None on one; int32 ``[experts]`` tokens for
             each expert; bool ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
+        self._communicators.check_open()
         defer, previous = ordered(previous_event, async_finish, allocate_on_comm_stream)
         previous.here()
         per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
@@ -273,7 +277,7 @@ class Buffer(NotServed):
         x: torch.Tensor,
         handle: Sequence[Any],
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
@@ -287,7 +291,7 @@ class Buffer(NotServed):
             x: bf16 ``[rows, hidden]``, in the order of the received rows.
             handle: of the dispatch.
             topk_weights: f32 ``[rows, topk]``, summed likewise.
-            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from.
+            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from; of two either may be None.
             config: checked; ``docs/python.md`` says what each of its sizes does.
             combine_send_cost_stats: sgl-kernel-npu's; only None.
 
@@ -311,11 +315,12 @@ class Buffer(NotServed):
         topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
         expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        num_worst_tokens: int = 0,
     ) -> Dispatched:
         """:meth:`dispatch`, which is the same over several nodes. Refused on one."""
         self._check_several_nodes("internode_dispatch", "dispatch")
@@ -341,7 +346,7 @@ class Buffer(NotServed):
         x: torch.Tensor,
         handle: Sequence[Any],
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
@@ -501,7 +506,8 @@ class Buffer(NotServed):
         _checks.tensor("mask_status", mask_status, torch.int32, (self.group_size,), mask_status.device)
         masked = self._communicators.masked()
         told = [int(rank in masked) for rank in range(self.group_size)]
-        mask_status.copy_(torch.tensor(told, dtype=torch.int32, device="cpu"))
+        with torch.inference_mode():  # where the caller may have made it
+            mask_status.copy_(torch.tensor(told, dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Unmasks all ranks: all of them call it, masked ones too. What was under way is gone. Needs ``enable_shrink``."""
@@ -519,6 +525,7 @@ class Buffer(NotServed):
     def _check_low_latency_mode(self) -> None:
         if not self.low_latency_mode:
             raise errors.InvalidArgument("low_latency_mode is False, allowed: a buffer made with low_latency_mode=True")
+        self._communicators.check_open()
 
     def _check_shrink(self) -> None:
         self._check_low_latency_mode()

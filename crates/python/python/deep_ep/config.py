@@ -6,6 +6,8 @@ from typing import Any
 
 from moexpress.adapter import limits
 
+from .utils.math import align, ceil_div
+
 # Chunks that DeepEP's documentation recommends: NVLink send and receive, RDMA send and receive, by ranks.
 _DISPATCH = {
     2: (24, 256, 6, 128),
@@ -79,18 +81,20 @@ class Config:
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of rings for rows of ``hidden_bytes`` from each of the ranks of a node, on each of ``num_sms / 2`` channels."""
         hidden_bytes, num_ranks = _row(hidden_bytes, num_ranks)
-        peers = min(num_ranks, NVLINK_RANKS)
-        rows = self.num_sms // 2 * peers * self.num_max_nvl_chunked_recv_tokens
-        return -(-rows * (hidden_bytes + METADATA) // ALIGN) * ALIGN
+        rings = self.num_sms // 2 * min(num_ranks, NVLINK_RANKS)
+        row = hidden_bytes + METADATA
+        heads = (2 * max(num_ranks // NVLINK_RANKS, 1) + 3) * INT
+        return align(rings * (self.num_max_nvl_chunked_recv_tokens * row + heads), ALIGN)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """The same for rings between nodes, there and back; 0 on one node."""
         hidden_bytes, num_ranks = _row(hidden_bytes, num_ranks)
         if num_ranks <= NVLINK_RANKS:
             return 0
-        nodes = -(-num_ranks // NVLINK_RANKS)
-        rows = 2 * (self.num_sms // 2) * nodes * self.num_max_rdma_chunked_recv_tokens
-        return -(-rows * (hidden_bytes + METADATA) // ALIGN) * ALIGN
+        rings = 2 * (self.num_sms // 2) * ceil_div(num_ranks, NVLINK_RANKS)
+        rows = align(self.num_max_rdma_chunked_recv_tokens, self.num_max_rdma_chunked_send_tokens)
+        row, heads = hidden_bytes + METADATA + BLOCK, (2 * NVLINK_RANKS + 2) * INT
+        return align(rings * (rows * row + heads), ALIGN)
 
     def outbox(self, slots: int) -> tuple[int, int] | None:
         """Rows that a call hands over at a time, and rows for each reader that lie in an outbox with ``slots`` of them; None where there is
@@ -129,8 +133,11 @@ def _row(hidden_bytes: Any, num_ranks: Any) -> tuple[int, int]:
     return limits.number("hidden_bytes", hidden_bytes), limits.number("num_ranks", num_ranks, 1)
 
 
-METADATA = 512
-"""Bytes beside a row: its source, choices and weights, and scales."""
+INT = 4
+METADATA = 8 + 128 * (8 + 4 + 4)
+"""Bytes that DeepEP reckons beside a row: its source, and 128 choices, weights and scales."""
+BLOCK = 16
+"""Bytes more beside a row of a ring between nodes."""
 ALIGN = 128
 
 

@@ -314,7 +314,7 @@ class Communicator:
         handle: _native.Handle,
         *,
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
         remainder: bool = False,
         outbox_piece: int | None = None,
         outbox_slots: int | None = None,
@@ -326,7 +326,7 @@ class Communicator:
                 one row a choice, as they came: each received row's are summed at their rank, from zero, choices ascending, in f32,
                 rounded to bf16, and the sums travel.
             topk_weights: f32 ``[received rows, topk]``, summed likewise; of a dispatch by expert, too.
-            bias: one or two bf16 ``[tokens, hidden]``, which the sums start from.
+            bias: one or two bf16 ``[tokens, hidden]``, which the sums start from; of two either may be None.
             remainder: of a dispatch by expert what travels for each received row is not its sum, but what rounding that to bf16 left, rounded likewise. All
                 ranks say the same. Not on NPUs.
             outbox_piece, outbox_slots: as of :meth:`dispatch`. A row is summed as soon as its tail was told, so the piece is the step of tails

@@ -27,7 +27,7 @@ class Gather:
 
     Args:
         group: a process group, or None for the default one.
-        comm: an MPI communicator instead. It waits as MPI does, since a thread of ours may not be allowed to call it.
+        comm: an MPI communicator instead, where there is no group. It waits as MPI does, since a thread of ours may not be allowed to call it.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Gather:
     def __init__(self, group: ProcessGroup | None, comm: Any, timeout: float | None) -> None:
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        if comm is not None:
+        if group is None and comm is not None:
             self.rank, self.world, self._all = comm.Get_rank(), comm.Get_size(), comm.allgather
             return
         import torch.distributed as dist

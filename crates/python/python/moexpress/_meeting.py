@@ -37,7 +37,7 @@ class Meeting:
     Args:
         group: a ``torch.distributed`` process group of any backend, or None for the default one. Its object collectives carry an
             address and a secret once; after that the ranks speak to each other directly.
-        comm: an MPI communicator (``Get_rank``, ``Get_size``, ``allgather``) instead.
+        comm: an MPI communicator (``Get_rank``, ``Get_size``, ``allgather``) instead, where there is no group.
         timeout: seconds within which all ranks must have come, and that each later wait may take. Default: ``MOEXPRESS_TIMEOUT``; where that is not set
             ranks may come as late as the group's own calls allow, and a later wait takes 100 seconds at most.
         ranks_per_node: ranks that reach each other's memory, in blocks: a node is on one host. Default: by ``LOCAL_WORLD_SIZE`` and

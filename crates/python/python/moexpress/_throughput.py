@@ -136,7 +136,7 @@ class Throughput:
         handle: _native.Handle,
         *,
         topk_weights: torch.Tensor | None,
-        bias: torch.Tensor | Sequence[torch.Tensor] | None,
+        bias: torch.Tensor | Sequence[torch.Tensor | None] | None,
         outbox: OutboxUse = None,
         remainder: bool = False,
         defer: bool = False,
@@ -147,7 +147,7 @@ class Throughput:
         rows, results = shape.results("y", y, handle.result_rows)
         # Weights are by received row, whatever the results are by.
         weights = shape.weights(topk_weights, handle.rows if handle.is_by_expert else rows)
-        starts = () if bias is None else self._starts(bias, handle.tokens)
+        starts = [] if bias is None else self._starts(bias, handle.tokens)
         if defer:
             order.beyond(y, topk_weights, *starts)
         x, sums = self.native.combine(
@@ -169,16 +169,19 @@ class Throughput:
             scales = self.shape.by_row(x, scales)
         return tokens, rows, x, scales
 
-    def _starts(self, bias: torch.Tensor | Sequence[torch.Tensor], tokens: int) -> tuple[torch.Tensor, ...]:
+    def _starts(self, bias: torch.Tensor | Sequence[torch.Tensor | None], tokens: int) -> list[torch.Tensor]:
         """What the sums start from, checked."""
         if not isinstance(bias, (torch.Tensor, list, tuple)):
             raise _check.invalid("bias", f"a {type(bias).__name__}", "a tensor, or a tuple of at most 2")
-        starts = (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
-        if len(starts) > 2:
-            raise _check.invalid("number of biases", len(starts), "at most 2")
-        for number, one in enumerate(starts):
-            _check.tensor(f"bias {number}", one, torch.bfloat16, (tokens, self.shape.hidden), self.shape.device)
-        return starts
+        given = (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        if len(given) > 2:
+            raise _check.invalid("number of biases", len(given), "at most 2")
+        shape, device = (tokens, self.shape.hidden), self.shape.device
+        return [
+            _check.tensor(f"bias {number}", one, torch.bfloat16, shape, device)
+            for number, one in enumerate(given)
+            if one is not None
+        ]
 
 
 def _scales(scales: torch.Tensor | None) -> tuple[int, int, int] | None:

@@ -116,6 +116,7 @@ class ElasticBuffer(NotOffered):
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self._communicators = Communicators(meeting, hint, timeout)
+        self._communicators.goes_with(self)
         small = Small(self._communicators, self.num_max_tokens_per_rank, not self.allow_multiple_reduction)
         self._calls = Elastic(self._communicators, Members(self.num_ranks), small)
 
@@ -215,7 +216,7 @@ class ElasticBuffer(NotOffered):
         return EventHandle()
 
     def get_comm_stream(self) -> torch.Stream:
-        """The stream that the first communicator's calls enqueue to, the same each time. CUDA only, after the first call."""
+        """A stream that calls come behind, and that comes behind calls, as soon as it was asked for; the same each time. CUDA only."""
         return self._communicators.stream()
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
@@ -341,7 +342,7 @@ class ElasticBuffer(NotOffered):
         x: torch.Tensor,
         handle: EPHandle,
         topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
         num_sms: int = 0,
         num_qps: int = 0,
         previous_event: EventHandle | EventOverlap | None = None,
@@ -356,7 +357,7 @@ class ElasticBuffer(NotOffered):
             x: bf16 ``[rows, hidden]``, in the order of the received rows, expanded ones where the dispatch expanded.
             handle: of the dispatch.
             topk_weights: f32 ``[rows, topk]``, or of expanded rows ``[rows]``, summed likewise.
-            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from.
+            bias: one or two bf16 ``[tokens, hidden]`` that the sums start from; of two either may be None.
             num_sms, num_qps: accepted.
             previous_event, previous_event_before_epilogue: what to come behind.
             async_with_compute_stream: the current stream does not wait; the returned event does.

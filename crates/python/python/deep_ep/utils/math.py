@@ -56,9 +56,10 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.flatten(1)[:, : x.shape[1]].contiguous(), largest / LARGEST
 
 
-def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
     """bf16 of codes ``[rows, columns]`` and scales ``[rows, columns / 128]``, rounded up: f32, or int32 with four UE8M0 bytes each.
     Scales may have another shape that holds the same numbers in the same order."""
+    x, scales = x_fp8, x_scales
     if x.numel() == 0:
         return x.to(torch.bfloat16)
     if scales.dtype == torch.int32:
