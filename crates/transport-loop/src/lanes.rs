@@ -138,11 +138,15 @@ impl LoopLanes {
     /// Carries what is due to a rank, where nobody else does, and leaves the rest to the carrier.
     fn hand_over(&self, to: Rank) {
         let Some(carrier) = &self.carrier else { return };
-        for (link, peer) in self.own.links.iter().zip(&self.peers).filter(|(link, _)| link.to == to) {
-            if peer.as_ref().is_some_and(|peer| link.carry(&self.network, &self.own, peer, true)) {
-                carrier.call();
-            }
+        let Some((link, Some(peer))) = self.link(to) else { return };
+        if link.carry(&self.network, &self.own, peer, true) {
+            carrier.call();
         }
+    }
+
+    /// The link to a rank, and its other end, which is none before they have met.
+    fn link(&self, to: Rank) -> Option<(&Link, Option<&Arc<End>>)> {
+        self.places.link(to).map(|at| (&self.own.links[at], self.peers.get(at).and_then(Option::as_ref)))
     }
 
     /// Accepts a verb, unless the lane is full.
@@ -307,19 +311,17 @@ impl Lanes for LoopLanes {
     }
 
     fn probe(&mut self, peer: Rank) {
-        for (link, end) in self.own.links.iter().zip(&self.peers).filter(|(link, _)| link.to == peer) {
-            let (mut state, Some(end)) = (link.lock(), end) else { continue };
-            // What is under way tells by itself.
-            let idle = state.lanes.iter().all(|lane| lane.is_idle() && lane.broken.is_none());
-            if let Some(lane) = state.lanes.first_mut().filter(|_| idle) {
-                self.accept(link, lane, end, Verb::Probe);
-            }
+        let Some((link, Some(end))) = self.link(peer) else { return };
+        let mut state = link.lock();
+        // What is under way tells by itself.
+        let idle = state.lanes.iter().all(|lane| lane.is_idle() && lane.broken.is_none());
+        if let Some(lane) = state.lanes.first_mut().filter(|_| idle) {
+            self.accept(link, lane, end, Verb::Probe);
         }
     }
 
     fn broken(&self, peer: Rank) -> Option<Fault> {
-        let mut links = self.own.links.iter().filter(|link| link.to == peer);
-        links.find_map(|link| link.lock().lanes.iter().find_map(Lane::fault))
+        self.link(peer)?.0.lock().lanes.iter().find_map(Lane::fault)
     }
 
     fn drain(&mut self, scope: Scope) -> bool {

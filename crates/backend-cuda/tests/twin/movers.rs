@@ -98,6 +98,14 @@ impl Lanes for WatchedLanes {
         self.lanes.progress();
     }
 
+    fn landed(&self, peer: Rank) -> Option<u64> {
+        self.lanes.landed(peer)
+    }
+
+    fn probe(&mut self, peer: Rank) {
+        self.lanes.probe(peer);
+    }
+
     fn broken(&self, peer: Rank) -> Option<Fault> {
         self.lanes.broken(peer)
     }

@@ -70,6 +70,8 @@ pub trait Transport {
 /// ([`Queues::queue`]). Used by one thread at a time.
 ///
 /// Dropped, they are given up as they are; whoever wants what was accepted to arrive [drains](Self::drain) them first.
+///
+/// Lanes that pass on to others pass on every method: those with a body say less than the others may know.
 pub trait Lanes: Send + fmt::Debug {
     /// Ends all connections, if there are any, and returns what every other rank needs to know to connect anew. From here
     /// until [`connect`](Self::connect) nothing arrives in this rank's window, and its far cells may be zeroed: those of an ended
