@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{DOOR_MESSAGE, Door, DoorAddress, Member, Parts, Visit};
+use ep_bootstrap::{DOOR_MESSAGE, Door, DoorAddress, Host, Member, Parts, Visit};
 use ep_core::topology::Reach;
 use ep_core::{Error, Rank, RankSet, Topology};
 
@@ -18,23 +18,23 @@ const PAUSE: Duration = Duration::from_millis(1);
 struct Told {
     /// Of its layout.
     hash: u64,
-    /// Names the running system, the same for all processes and containers of a host.
-    host: [u8; 16],
+    host: Host,
     /// Where it takes in windows.
     door: DoorAddress,
 }
 
 impl Told {
-    const BYTES: usize = 24 + DoorAddress::BYTES;
+    const BYTES: usize = 8 + Host::BYTES + DoorAddress::BYTES;
 
     fn to_bytes(self) -> Vec<u8> {
-        [&self.hash.to_le_bytes()[..], &self.host, &self.door.to_bytes()].concat()
+        [&self.hash.to_le_bytes()[..], &self.host.to_bytes(), &self.door.to_bytes()].concat()
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (hash, rest) = bytes.split_first_chunk::<8>()?;
         let (host, door) = rest.split_first_chunk()?;
-        Some(Self { hash: u64::from_le_bytes(*hash), host: *host, door: DoorAddress::from_bytes(door)? })
+        let (hash, host) = (u64::from_le_bytes(*hash), Host::from_bytes(*host));
+        Some(Self { hash, host, door: DoorAddress::from_bytes(door)? })
     }
 }
 
@@ -56,7 +56,7 @@ impl Handoff {
     /// Of a rank whose layout has this hash.
     pub(crate) fn open(hash: u64) -> Result<Self, Error> {
         let door = Door::open().map_err(|error| failed("a Unix socket", error))?;
-        Ok(Self { told: Told { hash, host: host(), door: door.address() }, door })
+        Ok(Self { told: Told { hash, host: Host::this(), door: door.address() }, door })
     }
 
     /// What the others are told of it.
@@ -100,13 +100,6 @@ pub(crate) fn exchange(
 pub(crate) fn failed(what: impl Display, why: impl Display) -> Error {
     let what = format_args!("shared memory between processes: {what}");
     Error::broken(what, why, "start all ranks of a host in one container, as one user")
-}
-
-/// The system's own identifier of this boot; zeroes where it tells none.
-fn host() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
 /// What `rank` told, which must agree with what this rank, `own`, did. Where it is `near`, it must run on this host.
@@ -204,7 +197,7 @@ mod tests {
         assert!(complaint(Some(&[0; 55])).contains("rank 1 told 55 bytes, expected 56"));
         let hash = "of rank 1 is 0000000000000008, allowed: 0000000000000007, as here: all ranks are given the same";
         assert!(complaint(Some(&told(8).to_bytes())).contains(hash));
-        let elsewhere = Told { host: [1; 16], ..other };
+        let elsewhere = Told { host: Host::from_bytes([1; Host::BYTES]), ..other };
         assert!(complaint(Some(&elsewhere.to_bytes())).contains("rank 1 runs on another host"));
         assert!(read(Rank(1), Some(&elsewhere.to_bytes()), &own, false).is_ok(), "of another node");
     }

@@ -86,6 +86,7 @@
 mod door;
 pub mod environment;
 mod error;
+mod host;
 mod identity;
 mod local;
 mod meeting;
@@ -101,6 +102,7 @@ mod wire;
 pub use door::{DOOR_MESSAGE, Door, DoorAddress, Visit};
 pub use environment::{Environment, EnvironmentError, MEETING_VARIABLE};
 pub use error::{Call, Error};
+pub use host::Host;
 pub use identity::{Identity, Value};
 pub use local::{LocalMeeting, joined};
 pub use meeting::MeetingPlace;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{Host, Member};
 use ep_core::topology::Reach;
 use ep_core::{Error, Layout, Rank};
 
@@ -13,20 +13,19 @@ use crate::error::CudaError;
 struct Told {
     /// Of its layout.
     hash: u64,
-    /// Names the running system, the same for all processes and containers of a host.
-    host: [u8; 16],
+    host: Host,
 }
 
 impl Told {
-    const BYTES: usize = 24;
+    const BYTES: usize = 8 + Host::BYTES;
 
     fn to_bytes(self) -> Vec<u8> {
-        [&self.hash.to_le_bytes()[..], &self.host].concat()
+        [&self.hash.to_le_bytes()[..], &self.host.to_bytes()].concat()
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (hash, host) = bytes.split_first_chunk::<8>()?;
-        Some(Self { hash: u64::from_le_bytes(*hash), host: host.try_into().ok()? })
+        Some(Self { hash: u64::from_le_bytes(*hash), host: Host::from_bytes(host.try_into().ok()?) })
     }
 }
 
@@ -41,7 +40,7 @@ pub(crate) fn number_here<T>(
     before: Result<T, Error>,
     within: Duration,
 ) -> Result<u32, Error> {
-    let (me, own) = (member.rank(), Told { hash: layout.hash_at_start(), host: host() });
+    let (me, own) = (member.rank(), Told { hash: layout.hash_at_start(), host: Host::this() });
     let (_, all) = member.try_all_gather(before, |_| own.to_bytes(), within, CudaError::meeting)?;
     let near = |rank| layout.topology().reach(me, rank) == Reach::Near;
     let here = (0..).map(Rank).zip(&all).map(|(rank, told)| is_here(rank, told.as_deref(), &own, near(rank)));
@@ -66,23 +65,17 @@ fn is_here(rank: Rank, told: Option<&[u8]>, own: &Told, near: bool) -> Result<bo
     Ok(theirs.host == own.host)
 }
 
-/// The system's own identifier of this boot; zeroes where it tells none.
-fn host() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_others_tell_is_checked() {
-        let own = Told { hash: 7, host: [1; 16] };
+        let host = |byte| Host::from_bytes([byte; 16]);
+        let own = Told { hash: 7, host: host(1) };
         let told = |told: Told, near| is_here(Rank(1), Some(&told.to_bytes()), &own, near).map_err(|e| e.to_string());
         assert_eq!(told(own, true), Ok(true));
-        let elsewhere = Told { host: [2; 16], ..own };
+        let elsewhere = Told { host: host(2), ..own };
         assert_eq!(told(elsewhere, false), Ok(false), "of another node");
         assert!(told(elsewhere, true).unwrap_err().contains("rank 1 runs on another host than this one"));
         let other = told(Told { hash: 8, ..own }, false).unwrap_err();

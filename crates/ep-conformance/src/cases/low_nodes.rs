@@ -8,7 +8,7 @@ use ep_core::reference::{Weighing, World};
 use ep_core::{Element, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
 use super::fixture::{Verdict, ensure, text};
-use super::low_latency::{Layer, TURN, check, hurried, scenario};
+use super::low_latency::{Layer, TURN, check, hurried, layer_of, scenario};
 use super::low_lost;
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
@@ -152,7 +152,9 @@ fn lives<B: Backend>(backend: &B, seeds: u64, noticed: bool, both: bool) -> Verd
 
 /// Two nodes of two that lose rank 3, and rank 2 when it has ended.
 pub(super) fn losing(seed: u64, noticed: bool) -> Result<Layer, Error> {
-    let mut layer = hurried(Scenario { seed, nodes: 2, ..scenario(4, 6) })?;
+    let scenario = Scenario { seed, nodes: 2, ..scenario(4, 6) };
+    // Who is noticed to be lost nobody waits for.
+    let mut layer = if noticed { layer_of(scenario)? } else { hurried(scenario)? };
     let crash = Incident::Crash { rank: Rank(3), after: 7 * seed, noticed };
     layer.setup = layer.setup.incident(crash).incident(Incident::Exit { rank: Rank(2) });
     Ok(layer)
