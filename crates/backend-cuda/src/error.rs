@@ -153,7 +153,7 @@ impl From<CudaError> for ep_core::Error {
             }
             CudaError::Driver { call, code } => Self::broken(call, code, ANEW),
             CudaError::TooLarge { what, bytes } => {
-                Self::invalid(format_args!("bytes of {what}"), bytes, "sizes of memory")
+                Self::invalid(format_args!("bytes of {what}"), bytes, "what a GPU may have")
             }
             CudaError::LeftOut { what, needs } => Self::unsupported(what, needs),
             CudaError::Beyond { at, len, bytes } => {

@@ -144,7 +144,7 @@ pub(crate) fn of_another_endpoint() -> Verdict {
         Ok(refused)
     })?;
     for refused in all {
-        let (other, large) = (" is of another endpoint, allowed: one of this endpoint", "size of memory failed");
+        let (other, large) = (" is of another endpoint, allowed: one of this endpoint", "bytes of memory is ");
         for (at, said) in refused.iter().enumerate() {
             let found = if at < 6 { said.ends_with(other) } else { said.contains(large) };
             if !found {
