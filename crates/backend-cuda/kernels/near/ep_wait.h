@@ -65,12 +65,16 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
         if (asked) ep_suspect(r, op, phase, writer);
         return false;
     }
-    if (status == EP_STATUS_TIMEOUT)
-        culprit = ep_culprit(r.w.ranks, writer, [&](ep_u32 rank) { return ep_wait_of(r, rank, op); },
+    if (status == EP_STATUS_TIMEOUT) {
+        /* A rank that looks late has not told the others that it waits: else who waits for it would make it the cause. */
+        const ep_u32 told = ep_wait_of(r, r.me, op);
+        const ep_u32 own = told != EP_NO_WAIT ? told : ep_wait_of_key(r.w.ranks, r.me, op, ep_wait_key(op, phase, writer));
+        culprit = ep_culprit(r.w.ranks, writer, [&](ep_u32 rank) { return rank == r.me ? own : ep_wait_of(r, rank, op); },
                              [&](ep_u32 rank, ep_u32 peer) {
                                  const ep_u32 node = r.w.ranks_per_node;
                                  return ep_are_neighbours(node, r.me, peer) || ep_are_neighbours(node, rank, peer);
                              });
+    }
     ep_fail(r, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     return true;
 }
