@@ -17,9 +17,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::memory::{self, Memory};
 
-/// How long a gate waits for a process that is in the middle of a copy: one that was stopped there, for good. Tests
-/// tell it from a busy machine.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 6 } else { 1 });
+/// How long a gate waits for a process that is in the middle of a copy: one that was stopped there, for good.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) enum Gate {
@@ -82,8 +81,8 @@ impl Page {
     }
 
     /// Returns when nobody copies any more; one who does not end it is left behind, and named in the log.
-    fn wait(&self) {
-        let until = Instant::now() + PATIENCE;
+    fn wait(&self, patience: Duration) {
+        let until = Instant::now() + patience;
         for rank in 0..self.memory.bytes() / 8 - COPYING {
             loop {
                 let process = self.get(COPYING + rank);
@@ -115,11 +114,15 @@ fn lives(process: u64) -> bool {
 impl Gate {
     /// The connection that is up from now on.
     pub(crate) fn set_up(&self, connection: Option<u32>) {
+        self.set_up_within(connection, PATIENCE);
+    }
+
+    fn set_up_within(&self, connection: Option<u32>, patience: Duration) {
         match self {
             Self::Threads(up) => *up.write().unwrap_or_else(PoisonError::into_inner) = connection,
             Self::Processes(page) => {
                 page.set(UP, connection.unwrap_or(0).into());
-                page.wait();
+                page.wait(patience);
             }
         }
     }
@@ -174,6 +177,9 @@ impl Pass<'_> {
 mod tests {
     use super::*;
 
+    /// More than a busy machine stands still.
+    const LONG: Duration = Duration::from_secs(60);
+
     fn other(page: &Page) -> Page {
         Page::open(process::id(), page.file(), 2, 7).unwrap()
     }
@@ -200,7 +206,7 @@ mod tests {
         let ended = Instant::now() + Duration::from_millis(50);
         thread::scope(|scope| {
             let closer = scope.spawn(|| {
-                own.set_up(None);
+                own.set_up_within(None, LONG);
                 Instant::now()
             });
             thread::sleep(ended.saturating_duration_since(Instant::now()));
@@ -223,8 +229,8 @@ mod tests {
             let own = Page::new(2, 7).unwrap();
             own.set(COPYING, process.into());
             let (gate, began) = (Gate::Processes(own), Instant::now());
-            gate.set_up(None);
-            began.elapsed() < PATIENCE
+            gate.set_up_within(None, LONG);
+            began.elapsed() < LONG
         };
         // Its end of the pipe closes when it ends, a moment before it has ended.
         io::Read::read_to_end(&mut child.stdout.take().unwrap(), &mut Vec::new()).unwrap();

@@ -28,8 +28,8 @@ const fn moment(plant: Plant, case: &'static str, signs: &'static [&'static str]
 /// Signs of the oracle.
 const WRONG_ROWS: &str = "recv_x";
 
-/// A rank that found something has left, and its peer says that first.
-const GONE: &str = "is gone";
+/// Units that a rank waits for were written over by those of a later operation, and whoever sent them has left.
+const OVERWRITTEN: &str = "is gone, while waiting for rows from it";
 
 /// Signs of a row of low latency that is not the one due.
 const WRONG_LOW_ROW: &[&str] = &[
@@ -126,7 +126,7 @@ pub(crate) const FAULTS: [Fault; 42] = [
     moment(
         Plant::LowToldEarly,
         "low_latency_two_operations_in_flight",
-        &["number of the low-latency operation", "combined_x", GONE],
+        &["number of the low-latency operation", "combined_x", OVERWRITTEN],
     ),
     fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
@@ -135,14 +135,7 @@ pub(crate) const FAULTS: [Fault; 42] = [
     moment(
         Plant::LowFarReceivedEarly,
         "low_latency_over_nodes_two_operations_in_flight",
-        &[
-            "number of the low-latency operation",
-            "low-latency row",
-            "token of the next row",
-            "recv_x",
-            "combined_x",
-            GONE,
-        ],
+        &["number of the low-latency operation", "low-latency row", "token of the next row", "recv_x", "combined_x"],
     ),
     fault(Plant::LowFarMaskUntold, "low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", &["Timeout", "waited"]),
 ];

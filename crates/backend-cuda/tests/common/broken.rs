@@ -121,11 +121,18 @@ fn an_error_completion(cards: Cards, seed: u64, syndrome: u8, expected: LaneCaus
     };
     let lost = RankSet::new();
     let seen = job.run(&lost, harm)?;
-    let fault =
-        seen.iter().find(|(rank, _)| *rank == Rank(0)).and_then(|(_, (failed, ..))| Some(failed.as_ref()?.fault));
+    let of = |me: Rank| seen.iter().find(|(rank, _)| *rank == me).and_then(|(_, (failed, ..))| *failed);
+    let fault = of(Rank(0)).map(|failure| failure.fault);
+    // Rank 2 may have given up its own end of the queue before it heard of that: then the others hear either.
+    let gave_up_first = of(Rank(2)).is_some_and(|failure| failure.culprit == Rank(0));
     let culprits: &[u32] = match fault {
-        // Rank 2 may have given up its own end of the queue before it heard of that: the others hear either.
-        Some(Fault::LaneBroken { lane, cause }) if lane.peer == Rank(2) && cause == expected => &[0, 2],
+        Some(Fault::LaneBroken { lane, cause }) if lane.peer == Rank(2) && cause == expected => {
+            if gave_up_first {
+                &[0, 2]
+            } else {
+                &[2]
+            }
+        }
         // Its end of the queue is silent, and rank 2 has given up first: on a busy processor rank 0 may come to look at its own end late.
         Some(Fault::Aborted { reporter: Rank(2), culprit: Rank(0) }) => &[0],
         _ => return Err(format!("syndrome {syndrome:#x}: rank 0 says {fault:?}, expected {expected:?}")),

@@ -124,8 +124,8 @@ fn persist<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>,
     go_on(&cpus, ep, member, topology, failure);
 }
 
-/// Rounds after the recovery, beside which the zombie goes on. The test waits for all of them together.
-const BESIDE: u32 = 100;
+/// Rounds after the recovery, beside which the zombie goes on.
+const BESIDE: u32 = 300;
 
 /// Works beside a rank that was suspended and given up.
 fn beside<T: Transport<Lanes: 'static> + Clone + 'static>(

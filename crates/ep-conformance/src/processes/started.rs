@@ -19,7 +19,7 @@ const SECRET: &str = "test";
 /// The test that is the body of a rank: `#[ignore]`d, in a module `rank` of the test program.
 const BODY: &str = "rank::a_rank_that_was_started";
 /// More than anything takes that works.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
 
 /// Says something to the test that has started this rank.
 pub fn say(what: impl std::fmt::Display) {

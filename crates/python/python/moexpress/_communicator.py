@@ -505,7 +505,7 @@ class Communicator:
 
     def close(self) -> None:
         """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable. On GPUs it waits up to five
-        seconds for what may read results that are gone, where the arena grows.
+        seconds for what may read results that are gone; their memory goes behind what takes longer.
 
         A call that is under way in another thread ends and raises ``Closed``. From a signal handler that runs inside a call this returns
         at once, and the call raises ``Closed`` when the handler has returned.
