@@ -2,11 +2,11 @@
 
     python -m measure.kept [--ranks 2] [--layers 60] [--steps 3] [--tokens 4096] [--pause 0]
 
-A step dispatches a new batch for each layer, with new routing and so with a wait for its counts, keeps all results, compares them, combines them in the
-opposite order, and drops them. Printed are microseconds of a dispatch as the caller's stream sees it, of the slowest rank: the first, the median,
-the longest ones; and memory in MB: of the arena, and what `torch.cuda.mem_get_info` has free, after the forward pass and four seconds after the
-results were dropped, with a small dispatch now and then. ``--pause`` lets so many milliseconds pass between two layers, as a model's other kernels
-do.
+A step dispatches a new batch for each layer, with new routing and so with a wait for its counts, and drops its results at once. Then it dispatches
+as many and keeps all results, compares them, combines them in the opposite order, and drops them. Printed for both are microseconds of a dispatch as
+the caller's stream sees it, of the slowest rank: the first, the median, the longest ones; and memory in MB: of the arena, and what
+`torch.cuda.mem_get_info` has free, after the forward pass and four seconds after the results were dropped, with a small dispatch now and then.
+``--pause`` lets so many milliseconds pass between two layers, as a model's other kernels do.
 """
 
 from __future__ import annotations
@@ -59,10 +59,19 @@ def work(rank: int, world: int, where: torch.device, options: argparse.Namespace
         rank,
         f"after three batches {free(where)} MB are free, and the arena has {buffer.stats()['arena_bytes'] >> 20} MB",
     )
+
+    def times_of(took: list[float]) -> str:
+        longest = ", ".join(f"{one:.0f}" for one in sorted(took)[-4:])
+        return f"first {took[0]:.0f}, median {statistics.median(took):.0f}, longest {longest}"
+
     for step in range(options.steps):
+        say(
+            rank,
+            f"step {step + 1}: dropped at once: "
+            f"{times_of([dispatch(layer, options.tokens)[0] for layer in range(options.layers)])}",
+        )
         layers = [dispatch(layer, options.tokens) for layer in range(options.layers)]
         took = [layer[0] for layer in layers]
-        longest = sorted(took)[-4:]
         most, left = buffer.stats()["arena_bytes"] >> 20, free(where)
         for _, x, received, (handle, times) in reversed(layers):
             sums = buffer.combine(received, handle)[0]
@@ -74,8 +83,8 @@ def work(rank: int, world: int, where: torch.device, options: argparse.Namespace
         after = buffer.stats()["arena_bytes"] >> 20
         say(
             rank,
-            f"step {step + 1}: first {took[0]:.0f}, median {statistics.median(took):.0f}, longest "
-            f"{', '.join(f'{one:.0f}' for one in longest)}; arena {most} MB, free {left}; afterwards {after} MB, free {free(where)}",
+            f"step {step + 1}: kept: {times_of(took)}; arena {most} MB, free {left}; afterwards {after} MB, "
+            f"free {free(where)}",
         )
     stats = buffer.stats()
     say(rank, f"rows placed {stats['rows_placed']}, by other ways {stats['rows_through_rings']}")

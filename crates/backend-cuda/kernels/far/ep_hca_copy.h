@@ -5,22 +5,16 @@
  *   job    a batch (EpHcaJob), in the tables, where both blocks find it. A bit of EpHcaState.open says that nobody has taken some piece of it
  *   take   by an atomic on the word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before.
  *          A warp that goes on with a batch asks for nothing else: it has the batch's stretches in registers
- *   carry  by way of shared memory, as the bytes that registers hold are too few. A warp fetches a piece while it stores the one before
+ *   carry  by way of shared memory (ep_hca_piece.h). A warp fetches a piece while it stores the one before
  *   done   all lanes that stored fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A warp that copies more of
  *          the same batch fences once, when it turns to another
  */
 #ifndef EP_HCA_COPY_H
 #define EP_HCA_COPY_H
-#include "ep_near.h"
+#include "ep_hca_piece.h"
 #include "ep_args.h"
 
 #define EP_HCA_NONE 0xffffffffu
-
-/* A part of a stretch; of no bytes where there is none. */
-struct EpHcaPiece {
-    ep_u64 to, from;
-    ep_u32 bytes, job;
-};
 
 /* A stretch of a job, one a lane; `until`: pieces of it and of all before. */
 struct EpHcaStretch {
@@ -30,8 +24,8 @@ struct EpHcaStretch {
 
 /* What a warp copies. */
 struct EpHcaHands {
-    ep_u8* room;          /* for two pieces */
-    ep_u32 half;          /* which of them has room for the next */
+    EpHcaRoom room;
+    ep_u32 half;          /* of the room, where the next piece goes */
     EpHcaPiece held;      /* fetched into the other: of the job `last` */
     ep_u32 stored;        /* pieces of the job `last` that do not count yet */
     ep_u32 last;
@@ -53,46 +47,6 @@ EP_DEV ep_u64 ep_hca_add_acquire(ep_u64* at, ep_u64 by) {
 #endif
 }
 EP_DEV ep_u32 ep_hca_lowest(ep_u64 bits) { return (ep_u32)bits != 0 ? ep_lowest_bit((ep_u32)bits) : 32 + ep_lowest_bit((ep_u32)(bits >> 32)); }
-
-/* ---- a piece ---- */
-
-EP_DEV bool ep_hca_has_units(const EpHcaPiece& p) { return (p.to | p.from) % 16 == 0; }
-
-/* Bytes without units, by a warp. Words of 8 bytes that are aligned at the target are stored at once. */
-EP_DEV void ep_hca_copy_words(ep_u64 to, ep_u64 from, ep_u64 bytes) {
-    const ep_u32 lane = ep_warp_lane();
-    ep_u64 done = 0;
-    if (to % 8 == 0 && from % 4 == 0) {
-#pragma unroll 4
-        for (ep_u64 at = 8 * lane; at + 8 <= bytes; at += 8 * 32) {
-            const volatile ep_u32* words = (const volatile ep_u32*)(from + at);
-            const ep_u64 low = words[0], high = words[1];
-            *(volatile ep_u64*)(to + at) = high << 32 | low;
-        }
-        done = bytes / 8 * 8;
-    }
-    for (ep_u64 at = done + lane; at < bytes; at += 32) *(volatile ep_u8*)(to + at) = *(const volatile ep_u8*)(from + at);
-}
-
-/* Units of a piece into shared memory: a group of fetches, also where there are none. By a warp. */
-EP_DEV void ep_hca_fetch(ep_u8* hold, const EpHcaPiece& p) {
-    if (ep_hca_has_units(p)) {
-#pragma unroll 4
-        for (ep_u32 at = 16 * ep_warp_lane(); at + 16 <= p.bytes; at += 16 * 32) ep_fetch16(hold + at, ep_here(p.from + at));
-    }
-    ep_fetch_end();
-}
-
-/* What has come of it goes on to the peer, each unit by the lane that fetched it; what is no unit goes as it is. By a warp. */
-EP_DEV void ep_hca_store(const ep_u8* hold, const EpHcaPiece& p) {
-    ep_u32 done = 0;
-    if (ep_hca_has_units(p)) {
-#pragma unroll 4
-        for (ep_u32 at = 16 * ep_warp_lane(); at + 16 <= p.bytes; at += 16 * 32) ep_put16(ep_here(p.to + at), *(const EpUnit*)(hold + at));
-        done = p.bytes / 16 * 16;
-    }
-    if (done < p.bytes) ep_hca_copy_words(p.to + done, p.from + done, p.bytes - done);
-}
 
 /* ---- a job ---- */
 
@@ -161,6 +115,7 @@ EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, EpHcaPiece& piece
 
 /* Pieces that the warp has stored count as copied. */
 EP_DEV void ep_hca_count(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
+    ep_hca_await_stores();
     ep_fence_sys();
     ep_warp_meet();
     if (ep_warp_lane() != 0) return;
@@ -175,11 +130,10 @@ EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
     EpHcaPiece next = {};
     const bool has_next = takes && ep_hca_take(a, hands, next), has_held = hands.held.bytes != 0;
     if (!has_next && !has_held) return false;
-    ep_hca_fetch(hands.room + hands.half * a.piece, next);
+    ep_hca_fetch(hands.room, hands.half, next);
     hands.half ^= 1;
     if (has_held) {
-        ep_fetch_wait<1>();
-        ep_hca_store(hands.room + hands.half * a.piece, hands.held);
+        ep_hca_store(hands.room, hands.half, hands.held);
         hands.stored += 1;
     }
     if (hands.stored != 0 && (!has_next || next.job != hands.last)) {
@@ -194,23 +148,22 @@ EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
 /* Fetches the first piece of a job that nobody else is let copy. By a warp. */
 EP_DEV EpHcaPiece ep_hca_begin_alone(const EpHcaArgs& a, const EpHcaHands& hands, ep_u32 job) {
     const EpHcaPiece piece = ep_hca_piece(a, ep_hca_stretch(a, job), job, 0);
-    ep_hca_fetch(hands.room + hands.half * a.piece, piece);
+    ep_hca_fetch(hands.room, hands.half, piece);
     return piece;
 }
 
 /* Copies that and all behind it, and does not fence. By a warp. The next is fetched meanwhile, where the warp has room for it. */
-EP_DEV void ep_hca_carry_alone(const EpHcaArgs& a, const EpHcaHands& hands, EpHcaPiece piece, ep_u32 pieces) {
+EP_DEV void ep_hca_carry_alone(const EpHcaArgs& a, EpHcaHands& hands, EpHcaPiece piece, ep_u32 pieces) {
     const ep_u32 turns = hands.held.bytes == 0 ? 1 : 0;
     ep_u32 half = hands.half;
     for (ep_u32 number = 1; number <= pieces; ++number) {
         EpHcaPiece next = {};
         if (turns != 0 && number < pieces) next = ep_hca_piece(a, ep_hca_stretch(a, piece.job), piece.job, number);
-        ep_hca_fetch(hands.room + (half ^ turns) * a.piece, next);
-        ep_fetch_wait<1>();
-        ep_hca_store(hands.room + half * a.piece, piece);
+        ep_hca_fetch(hands.room, half ^ turns, next);
+        ep_hca_store(hands.room, half, piece);
         if (turns == 0 && number < pieces) {
             next = ep_hca_piece(a, ep_hca_stretch(a, piece.job), piece.job, number);
-            ep_hca_fetch(hands.room + half * a.piece, next);
+            ep_hca_fetch(hands.room, half, next);
         }
         half ^= turns;
         piece = next;

@@ -42,6 +42,7 @@ struct EpHcaBlock {
     volatile ep_u32 rings;     /* how often a register had changed */
     volatile ep_u32 ends;      /* 1: when nothing is under way; 2: at once */
     volatile ep_u32 busy[32];  /* of each warp */
+    ep_u64 fetched[32][2];     /* barriers of each warp's room */
 };
 
 /* A batch under way: of the first lanes of the warp that serves its queue pair, one each. */
@@ -237,6 +238,7 @@ EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaServer& s, ep_u32 slot) {
     EpHcaQueue* q = ep_hca_queue(a, queue);
     const EpHcaJob* job = ep_hca_job(a, s.job + slot);
     /* What the warp itself has copied as well. */
+    ep_hca_await_stores();
     ep_fence_sys();
     ep_warp_meet();
     const ep_u64 first = q->retired, written = q->written;
@@ -352,7 +354,8 @@ EP_DEV void ep_hca_work(const EpHcaArgs& a, EpHcaBlock& block, ep_u8* pool) {
     const ep_u32 workers = ep_threads() / 32 - 1, all = ep_blocks() * workers, me = ep_block() * workers + ep_warp() - 1;
     const ep_u32 share = EP_HCA_JOBS / all, slots = share < EP_HCA_SLOTS ? share : EP_HCA_SLOTS;
     EpHcaServer s = {};
-    s.hands.room = pool + 2 * (ep_warp() - 1) * a.piece;
+    s.hands.room = EpHcaRoom{pool + 2 * (ep_warp() - 1) * a.piece, block.fetched[ep_warp()], a.piece, 0};
+    ep_hca_room_begins(s.hands.room);
     s.first = me, s.step = all, s.job = me * slots, s.slots = slots;
     s.hands.last = s.job;
     ep_hca_begin_anew(a, s);

@@ -229,8 +229,8 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 72] = headers! {
-    "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_copy.h" "ep_hca_element.h";
+const HEADERS: [(&str, &str); 73] = headers! {
+    "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_copy.h" "ep_hca_element.h" "ep_hca_piece.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_carry.h" "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_combine_rows.h" "ep_combine_team.h" "ep_copy.h" "ep_counts_far.h"

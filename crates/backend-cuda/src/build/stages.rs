@@ -35,7 +35,7 @@ fn stages_are_audited_and_fenced() {
     let functions = functions();
     let loads = |body: &String| body.contains("ep_bulk_load(") || body.contains("ep_get_bulk(");
     let loading: Vec<_> = functions.iter().filter(|(_, body)| loads(body)).map(|(name, _)| name.as_str()).collect();
-    assert_eq!(loading, ["ep_flow_push", "ep_load_chunk", "ep_load_piece", "ep_pull_rows"]);
+    assert_eq!(loading, ["ep_flow_push", "ep_hca_fetch", "ep_load_chunk", "ep_load_piece", "ep_pull_rows"]);
     for name in loading {
         assert!(audit.contains(&format!("| `{name}` (")), "docs/cuda.md has no row for the stage that {name} loads");
     }

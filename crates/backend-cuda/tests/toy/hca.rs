@@ -28,7 +28,7 @@ fn program(mutation: Option<Mutation>) -> Option<TempDir> {
     ];
     let mut found = 0;
     for (name, mut text) in headers().into_iter().chain(own).filter(|(name, _)| !processor::has(name)) {
-        if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_copy.h", "ep_hca_element.h"].contains(&name)) {
+        if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_copy.h", "ep_hca_element.h", "ep_hca_piece.h"].contains(&name)) {
             found += text.matches(from).count();
             text = text.replace(from, to);
         }
@@ -106,7 +106,7 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         ),
         // It is stored before it has been fetched.
         (
-            ("    if (has_held) {\n        ep_fetch_wait<1>()", "    if (has_held) {\n        ep_fetch_wait<2>()"),
+            ("ep_fetch_wait<1>()", "ep_fetch_wait<2>()"),
             "not what was written before the signal",
         ),
         // Batches of a queue pair finish in any order.
