@@ -4,10 +4,11 @@
  *
  *   job    a batch (EpHcaJob), in the tables, where both blocks find it. A bit of EpHcaState.open says that nobody has taken some piece of it
  *   take   by an atomic on the word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before.
- *          A warp that goes on with a batch asks for nothing else: it has the batch's stretches in registers
+ *          A ticket is good for two pieces, as it takes a microsecond. A warp that goes on with a batch asks for nothing else: it has the batch's
+ *          stretches in registers
  *   carry  by way of shared memory (ep_hca_piece.h). A warp fetches a piece while it stores the one before
  *   done   all lanes that stored fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A warp that copies more of
- *          the same batch fences once, when it turns to another
+ *          the same batch does so once, when it has turned to another and stored a piece of that: so it does not wait for what it has just stored
  */
 #ifndef EP_HCA_COPY_H
 #define EP_HCA_COPY_H
@@ -15,6 +16,8 @@
 #include "ep_args.h"
 
 #define EP_HCA_NONE 0xffffffffu
+/* Pieces that a ticket is good for. */
+#define EP_HCA_TICKET 2u
 
 /* A stretch of a job, one a lane; `until`: pieces of it and of all before. */
 struct EpHcaStretch {
@@ -29,7 +32,10 @@ struct EpHcaHands {
     EpHcaPiece held;      /* fetched into the other: of the job `last` */
     ep_u32 stored;        /* pieces of the job `last` that do not count yet */
     ep_u32 last;
+    ep_u32 owed;          /* such pieces of the job `before` */
+    ep_u32 before;
     EpHcaStretch stretch; /* of the batch that is held a piece of */
+    ep_u32 kept;          /* a piece of the job `last` that is the warp's, or 0: lane 0's word */
     bool has_more;        /* the last ticket has left pieces: lane 0's word */
 };
 
@@ -81,21 +87,25 @@ EP_DEV void ep_hca_open(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
     ep_st_release(&all->pieces, (ep_u64)pieces << 32);
 }
 
-/* Asks for a piece of a job, which does no harm where there is none. By one lane: its number, or EP_HCA_NONE. */
+/* Asks for pieces of a job, which does no harm where there are none. By one lane: the first one's number, or EP_HCA_NONE. */
 EP_DEV ep_u32 ep_hca_ask(const EpHcaArgs& a, EpHcaHands& hands, ep_u32 job) {
-    const ep_u64 was = ep_hca_add_acquire(&ep_hca_job(a, job)->pieces, 1), all = was >> 32, number = (ep_u32)was;
-    hands.has_more = number < all && number + 1 < all;
+    const ep_u64 was = ep_hca_add_acquire(&ep_hca_job(a, job)->pieces, EP_HCA_TICKET), all = was >> 32, number = (ep_u32)was;
+    hands.has_more = number + EP_HCA_TICKET < all;
     if (number >= all) return EP_HCA_NONE;
+    hands.kept = number + 1 < all ? number + 1 : 0;
     if (!hands.has_more) ep_hca_add(&ep_hca_state(a)->open, 0 - (1ull << job));
     return number;
 }
 
-/* Takes a piece: of the job `last`, or the next that has some. By a warp; whether there is one. */
-EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, EpHcaPiece& piece) {
+/* Takes a piece: the one that is kept, or, if the warp asks, of the job `last`, or of the next that has some. By a warp; whether there is one. */
+EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, bool asks, EpHcaPiece& piece) {
     ep_u32 job = hands.last, number = EP_HCA_NONE;
     if (ep_warp_lane() == 0) {
-        if (hands.has_more) number = ep_hca_ask(a, hands, job);
-        const ep_u64 open = number == EP_HCA_NONE ? *(const volatile ep_u64*)&ep_hca_state(a)->open : 0;
+        if (hands.kept != 0) {
+            number = hands.kept;
+            hands.kept = 0;
+        } else if (asks && hands.has_more) number = ep_hca_ask(a, hands, job);
+        const ep_u64 open = asks && number == EP_HCA_NONE ? *(const volatile ep_u64*)&ep_hca_state(a)->open : 0;
         if (open != 0) {
             const ep_u64 above = open >> job << job;
             job = ep_hca_lowest(above != 0 ? above : open);
@@ -113,9 +123,9 @@ EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, EpHcaPiece& piece
     return true;
 }
 
-/* Pieces that the warp has stored count as copied. */
-EP_DEV void ep_hca_count(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
-    ep_hca_await_stores();
+/* Pieces that the warp has stored count as copied: all but the last one that it has stored, or that, too. */
+template <int kLast> EP_DEV void ep_hca_count(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
+    ep_hca_await_stores<kLast>();
     ep_fence_sys();
     ep_warp_meet();
     if (ep_warp_lane() != 0) return;
@@ -125,10 +135,10 @@ EP_DEV void ep_hca_count(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
 
 /* ---- warps ---- */
 
-/* Fetches a piece, if it may take one and there is one, and stores the one before. By a warp; whether it had anything to do. */
-EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
+/* Fetches a piece, if there is one that is the warp's or becomes so if it asks, and stores the one before. By a warp; whether it had anything to do. */
+EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool asks) {
     EpHcaPiece next = {};
-    const bool has_next = takes && ep_hca_take(a, hands, next), has_held = hands.held.bytes != 0;
+    const bool has_next = ep_hca_take(a, hands, asks, next), has_held = hands.held.bytes != 0;
     if (!has_next && !has_held) return false;
     ep_hca_fetch(hands.room, hands.half, next);
     hands.half ^= 1;
@@ -136,10 +146,15 @@ EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool takes) {
         ep_hca_store(hands.room, hands.half, hands.held);
         hands.stored += 1;
     }
-    if (hands.stored != 0 && (!has_next || next.job != hands.last)) {
-        ep_hca_count(a, hands.last, hands.stored);
-        hands.stored = 0;
+    /* A piece of the job `last` was stored since. */
+    if (hands.owed != 0) ep_hca_count<1>(a, hands.before, hands.owed);
+    hands.owed = 0;
+    if (hands.stored != 0 && !has_next) ep_hca_count<0>(a, hands.last, hands.stored);
+    if (has_next && next.job != hands.last) {
+        hands.owed = hands.stored;
+        hands.before = hands.last;
     }
+    if (!has_next || next.job != hands.last) hands.stored = 0;
     if (has_next) hands.last = next.job;
     hands.held = next;
     return true;

@@ -72,18 +72,20 @@ EP_DEV void ep_hca_fetch(const EpHcaRoom& room, ep_u32 half, const EpHcaPiece& p
 /* Stores a piece whose units were fetched to the peer. By a warp. */
 EP_DEV void ep_hca_store(EpHcaRoom& room, ep_u32 half, const EpHcaPiece& p) {
     const ep_u32 done = ep_hca_units(p);
-    if (done != 0 && ep_warp_lane() == 0) {
-        ep_barrier_wait(room.fetched + half, room.parities >> half & 1);
-        ep_put_bulk(ep_here(p.to), ep_hca_half(room, half), done);
+    if (ep_warp_lane() == 0) {
+        if (done != 0) {
+            ep_barrier_wait(room.fetched + half, room.parities >> half & 1);
+            ep_put_bulk(ep_here(p.to), ep_hca_half(room, half), done);
+        }
         ep_bulk_commit();
     }
     if (done != 0) room.parities ^= 1u << half;
     if (done < p.bytes) ep_hca_copy_words(p.to + done, p.from + done, p.bytes - done);
 }
 
-/* Until what the warp has stored is written, as far as its lanes see. */
-EP_DEV void ep_hca_await_stores() {
-    if (ep_warp_lane() == 0) ep_bulk_wait_all();
+/* Until units of all pieces that the warp has stored but the last so many are written. */
+template <int kLast> EP_DEV void ep_hca_await_stores() {
+    if (ep_warp_lane() == 0) ep_bulk_wait<kLast>();
 }
 
 #else
@@ -108,7 +110,7 @@ EP_DEV void ep_hca_store(EpHcaRoom& room, ep_u32 half, const EpHcaPiece& p) {
     if (done < p.bytes) ep_hca_copy_words(p.to + done, p.from + done, p.bytes - done);
 }
 
-EP_DEV void ep_hca_await_stores() {}
+template <int kLast> EP_DEV void ep_hca_await_stores() {}
 
 #endif
 #endif

@@ -238,7 +238,7 @@ EP_DEV void ep_hca_finish(const EpHcaArgs& a, EpHcaServer& s, ep_u32 slot) {
     EpHcaQueue* q = ep_hca_queue(a, queue);
     const EpHcaJob* job = ep_hca_job(a, s.job + slot);
     /* What the warp itself has copied as well. */
-    ep_hca_await_stores();
+    if (ep_warp_shuffle(s.mine.pieces, slot) == 0) ep_hca_await_stores<0>();
     ep_fence_sys();
     ep_warp_meet();
     const ep_u64 first = q->retired, written = q->written;
@@ -376,7 +376,7 @@ EP_DEV void ep_hca_work(const EpHcaArgs& a, EpHcaBlock& block, ep_u8* pool) {
         if (!acts) ep_nap(100);
     }
     /* What it has taken nobody else copies, and the other block may not have heard that it is to end. */
-    ep_hca_carry(a, s.hands, false);
+    while (ep_hca_carry(a, s.hands, false)) {}
 }
 
 /* Listens until the launch is to end. */

@@ -28,7 +28,9 @@ fn program(mutation: Option<Mutation>) -> Option<TempDir> {
     ];
     let mut found = 0;
     for (name, mut text) in headers().into_iter().chain(own).filter(|(name, _)| !processor::has(name)) {
-        if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_copy.h", "ep_hca_element.h", "ep_hca_piece.h"].contains(&name)) {
+        if let Some((from, to)) =
+            mutation.filter(|_| ["hca.cu", "ep_hca_copy.h", "ep_hca_element.h", "ep_hca_piece.h"].contains(&name))
+        {
             found += text.matches(from).count();
             text = text.replace(from, to);
         }
@@ -59,7 +61,7 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 
 #[test]
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
-    let mutations: [(Mutation, &str); 26] = [
+    let mutations: [(Mutation, &str); 27] = [
         (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
         // What comes first, by how the threads run.
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
@@ -107,8 +109,10 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         // It is stored before it has been fetched.
         (
             ("ep_fetch_wait<1>()", "ep_fetch_wait<2>()"),
-            "not what was written before the signal",
+            "rows are not what was written|not what was written before the signal",
         ),
+        // What was stored of a batch counts for the next one.
+        (("ep_hca_count<1>(a, hands.before", "ep_hca_count<1>(a, hands.last"), "does not come"),
         // Batches of a queue pair finish in any order.
         (("mine.is_oldest == 0 || ", ""), "traffic: "),
         // Queue pairs are not looked at after a batch has finished, after one has begun.
