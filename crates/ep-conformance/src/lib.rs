@@ -20,7 +20,7 @@
 //! | `EP_CASES` | scenarios of the random campaign |
 //! | `EP_SEED` | first seed of the campaign; by default it is fixed |
 //! | `EP_ZOMBIES` | ranks that are suspended and go on, in each case of them |
-//! | `EP_THOROUGH` | 1: tests run as much as CI does ([`harness::thorough`]) |
+//! | `EP_THOROUGH` | 1: tests run as much as CI's campaigns do ([`harness::thorough`]) |
 //! | `EP_TIME_FACTOR` | multiplies the time limits |
 //!
 //! Without the feature `suite` (on by default) only [`workload`], [`case`], [`drive`], [`verify`], [`low_latency`] and [`ring`]
