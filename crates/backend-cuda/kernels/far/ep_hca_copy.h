@@ -7,8 +7,9 @@
  *          A ticket is good for two pieces, as it takes a microsecond. A warp that goes on with a batch asks for nothing else: it has the batch's
  *          stretches in registers
  *   carry  by way of shared memory (ep_hca_piece.h). A warp fetches a piece while it stores the one before
- *   done   all lanes that stored fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A warp that copies more of
- *          the same batch does so once, when it has turned to another and stored a piece of that: so it does not wait for what it has just stored
+ *   done   what the engine stores is awaited, all lanes fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A
+ *          warp says so of a batch when it has turned to another and stored a piece of that, so that it need not wait for what it has just stored; or at
+ *          once, where there is no other
  */
 #ifndef EP_HCA_COPY_H
 #define EP_HCA_COPY_H

@@ -1,10 +1,10 @@
 /*
  * ep_hca_kernel: an mlx5 adapter, played by a multiprocessor or two of a GPU: for tests of kernels that post to such adapters, on hosts that have
- * none. It reads queues where an adapter would, copies by stores to the peer's GPU, and writes completions. What a command has made is in its tables.
+ * none. It reads queues where an adapter would, copies to the peer's GPU, and writes completions. What a command has made is in its tables.
  *
  *   warps     the first of each block listens: each lane to a doorbell register, now and then one to the host as well. Each of the others serves queue
  *             pairs of its own, and beside that copies pieces of what all have begun (ep_hca_copy.h)
- *   memory    shared: room for two pieces for each warp but the first
+ *   memory    shared: room for two pieces for each warp but the first, with a barrier for each
  *   bell      a register that holds another value. Then all records are read, as bells that share a register overwrite each other
  *   begin     of a queue pair: a batch of up to 32 elements, each read by a lane. What writes name is handed to all warps, and copied in no order. An element
  *             that waits for earlier ones (a fetch-add, an inline write) is the last of its batch. Several batches may be under way, also of one queue pair
@@ -377,6 +377,8 @@ EP_DEV void ep_hca_work(const EpHcaArgs& a, EpHcaBlock& block, ep_u8* pool) {
     }
     /* What it has taken nobody else copies, and the other block may not have heard that it is to end. */
     while (ep_hca_carry(a, s.hands, false)) {}
+    /* Nor does shared memory end before what the warp has copied alone was read from there. */
+    ep_hca_await_stores<0>();
 }
 
 /* Listens until the launch is to end. */

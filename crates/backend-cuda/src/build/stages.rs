@@ -8,6 +8,16 @@ use std::path::Path;
 /// Those whose lanes touch a stage: each fences what it did, before the engine may do more to it.
 const FENCED: [&str; 6] = ["ep_load_piece", "ep_store_piece", "ep_flow_push", "ep_flow_pop", "ep_sum_oldest", "ep_put"];
 
+/// Those that wait for the engine where no device here would notice if they did not: before a stage is loaded again, before others are told of
+/// what it has stored, before the kernel ends.
+const AWAITED: [(&str, &str); 5] = [
+    ("ep_hca_fetch", "ep_bulk_wait_read<0>();"),
+    ("ep_hca_fetch", "ep_fence_seen();"),
+    ("ep_hca_count", "ep_hca_await_stores<kLast>();"),
+    ("ep_hca_finish", "ep_hca_await_stores<0>();"),
+    ("ep_hca_work", "ep_hca_await_stores<0>();"),
+];
+
 /// Bodies of the functions in the kernels' files, by name; of several forms of one all together.
 fn functions() -> BTreeMap<String, String> {
     let mut functions = BTreeMap::<String, String>::new();
@@ -42,5 +52,9 @@ fn stages_are_audited_and_fenced() {
     for name in FENCED {
         let body = functions.get(name).unwrap_or_else(|| panic!("no function {name}"));
         assert!(body.contains("ep_fence_bulk();"), "{name} lets the copy engine at a stage without a fence");
+    }
+    for (name, wait) in AWAITED {
+        let body = functions.get(name).unwrap_or_else(|| panic!("no function {name}"));
+        assert!(body.contains(wait), "{name} goes on before the copy engine: {wait}");
     }
 }

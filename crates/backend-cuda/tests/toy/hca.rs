@@ -61,7 +61,7 @@ fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
 
 #[test]
 fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
-    let mutations: [(Mutation, &str); 27] = [
+    let mutations: [(Mutation, &str); 28] = [
         (("most = waiting != 0 ?", "most = false ?"), "cell 7"),
         // What comes first, by how the threads run.
         ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal|does not come"),
@@ -113,6 +113,8 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         ),
         // What was stored of a batch counts for the next one.
         (("ep_hca_count<1>(a, hands.before", "ep_hca_count<1>(a, hands.last"), "does not come"),
+        // A ticket is good for one piece, and the other is nobody's.
+        (("hands.kept = number + 1 < all ? number + 1 : 0;", "hands.kept = 0;"), "does not come"),
         // Batches of a queue pair finish in any order.
         (("mine.is_oldest == 0 || ", ""), "traffic: "),
         // Queue pairs are not looked at after a batch has finished, after one has begun.
