@@ -202,8 +202,8 @@ fn time_limit() -> Duration {
     CASE_LIMIT * env_number("EP_TIME_FACTOR").unwrap_or(1)
 }
 
-/// Whether tests take their time: `EP_THOROUGH=1`, as CI sets it for its campaigns. Otherwise a part of what is drawn, or tried one by one, has to do, so
-/// that `cargo test` ends in minutes.
+/// Whether tests take their time: `EP_THOROUGH=1`, as CI sets it for its campaigns. Otherwise a part of what is drawn, or tried one by
+/// one, has to do, so that `cargo test` ends in minutes.
 pub fn thorough() -> bool {
     env_number("EP_THOROUGH").is_some_and(|asked| asked > 0)
 }

@@ -65,11 +65,8 @@ def work(rank: int, world: int, where: torch.device, options: argparse.Namespace
         return f"first {took[0]:.0f}, median {statistics.median(took):.0f}, longest {longest}"
 
     for step in range(options.steps):
-        say(
-            rank,
-            f"step {step + 1}: dropped at once: "
-            f"{times_of([dispatch(layer, options.tokens)[0] for layer in range(options.layers)])}",
-        )
+        dropped = [dispatch(layer, options.tokens)[0] for layer in range(options.layers)]
+        say(rank, f"step {step + 1}: dropped at once: {times_of(dropped)}")
         layers = [dispatch(layer, options.tokens) for layer in range(options.layers)]
         took = [layer[0] for layer in layers]
         most, left = buffer.stats()["arena_bytes"] >> 20, free(where)

@@ -16,7 +16,7 @@ import pytest
 # Each test has a shape of its own, for which kernels would be compiled.
 os.environ.setdefault("EP_CUDA_SPECIALISE", "0")
 
-LIMIT = 120.0
+LIMIT = 60.0
 """Seconds that a function may take on all ranks."""
 
 _context = multiprocessing.get_context("forkserver")

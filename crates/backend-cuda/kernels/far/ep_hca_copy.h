@@ -17,7 +17,7 @@
 #include "ep_args.h"
 
 #define EP_HCA_NONE 0xffffffffu
-/* Pieces that a ticket is good for. */
+/* Pieces that a ticket is good for: the one that is fetched next, and the one that is kept. */
 #define EP_HCA_TICKET 2u
 
 /* A stretch of a job, one a lane; `until`: pieces of it and of all before. */
@@ -150,12 +150,13 @@ EP_DEV bool ep_hca_carry(const EpHcaArgs& a, EpHcaHands& hands, bool asks) {
     /* A piece of the job `last` was stored since. */
     if (hands.owed != 0) ep_hca_count<1>(a, hands.before, hands.owed);
     hands.owed = 0;
-    if (hands.stored != 0 && !has_next) ep_hca_count<0>(a, hands.last, hands.stored);
-    if (has_next && next.job != hands.last) {
-        hands.owed = hands.stored;
-        hands.before = hands.last;
+    if (!has_next || next.job != hands.last) {
+        if (has_next) {
+            hands.owed = hands.stored;
+            hands.before = hands.last;
+        } else if (hands.stored != 0) ep_hca_count<0>(a, hands.last, hands.stored);
+        hands.stored = 0;
     }
-    if (!has_next || next.job != hands.last) hands.stored = 0;
     if (has_next) hands.last = next.job;
     hands.held = next;
     return true;
