@@ -202,6 +202,17 @@ int descriptor(std::uint64_t at, std::size_t bytes) {
 
 /* ---- memory of other processes ---- */
 
+TWIN int cuMemGetAddressRange_v2(std::uint64_t* base, std::size_t* bytes, std::uint64_t at) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = blocks.upper_bound(at);
+    if (found == blocks.begin()) return kInvalidValue;
+    --found;
+    if (at - found->first >= found->second.bytes) return kInvalidValue;
+    *base = found->first;
+    *bytes = found->second.bytes;
+    return kSuccess;
+}
+
 TWIN int cuIpcGetMemHandle(Handle* handle, std::uint64_t at) {
     std::lock_guard<std::mutex> lock(mutex);
     const auto found = blocks.find(at);

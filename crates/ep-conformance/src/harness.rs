@@ -125,13 +125,26 @@ impl Suite {
     }
 
     /// The same where only cases of some names are run with processes.
-    pub fn run_with_processes_for<P: Processes>(mut self, processes: P, takes: impl Fn(&str) -> bool) -> ExitCode {
+    pub fn run_with_processes_for<P: Processes>(self, processes: P, takes: impl Fn(&str) -> bool) -> ExitCode {
+        self.run_with_processes_of(processes, |name, _| takes(name))
+    }
+
+    /// The same where only cases that need `what` are run with processes.
+    pub fn run_with_processes_on_those<P: Processes>(self, processes: P, what: Requirement) -> ExitCode {
+        self.run_with_processes_of(processes, |_, needs| needs.contains(&what))
+    }
+
+    fn run_with_processes_of<P: Processes>(
+        mut self,
+        processes: P,
+        takes: impl Fn(&str, &[Requirement]) -> bool,
+    ) -> ExitCode {
         if processes::is_rank() {
             return processes::serve(processes);
         }
         let apart = AnyOf::new(InProcesses { backend: processes, session: None });
         let pool = Arc::new(Pool::default());
-        let taken = cases::all().into_iter().filter(|case| takes(case.name));
+        let taken = cases::all().into_iter().filter(|case| takes(case.name, case.needs));
         self.0.extend(taken.map(|case| trial_in_processes(&apart, &pool, &case)));
         self.run()
     }

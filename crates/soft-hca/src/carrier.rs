@@ -8,7 +8,7 @@ use crate::complaint::Rule;
 use crate::devx::qp::QpState;
 use crate::devx::tables::qp::{ACK_TIMEOUT, LOG_MSG_MAX, RAE, RETRY_COUNT, RWE, USER_INDEX};
 use crate::engine::layout::syndrome;
-use crate::engine::network::peer;
+use crate::engine::network;
 use crate::fabric::State;
 use crate::memory::Memory;
 use crate::objects::{CardState, Qp};
@@ -20,6 +20,12 @@ pub trait Carrier: Send + Sync + fmt::Debug {
     /// Stops. On return nothing of any card's queues or memory is read or written any more until the next
     /// [`Fabric::hand_over`](crate::Fabric::hand_over). Says how far the queue pairs of this card have come, and each time it has come only once.
     fn halt(&self, card: usize) -> Vec<Progress>;
+
+    /// Something of a card is about to change that peers see of it ([`Fabric::show`](crate::Fabric::show)). Where these are other processes, none of them
+    /// goes by what it was told when this returns.
+    fn alters(&self, card: usize) {
+        let _ = card;
+    }
 
     /// Reads memory that queues lie in. False: it cannot be read.
     fn read(&self, address: u64, into: &mut [u8]) -> bool;
@@ -83,7 +89,7 @@ pub struct Queue {
 }
 
 /// Memory that elements may name.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     /// The card.
     pub card: usize,
@@ -110,6 +116,8 @@ impl Region {
     pub const REMOTE_WRITE: u32 = abi::REMOTE_WRITE;
     /// Peers may add to it.
     pub const REMOTE_ATOMIC: u32 = abi::REMOTE_ATOMIC;
+    /// What peers may do, whatever that is.
+    pub(crate) const REMOTE: u32 = abi::REMOTE_WRITE | abi::REMOTE_READ | abi::REMOTE_ATOMIC;
 }
 
 /// What there is to be done, as commands have left it.
@@ -118,16 +126,7 @@ pub(crate) fn work(state: &State) -> Work {
     for (card, held) in state.cards.iter().enumerate().filter(|(_, held)| !held.dead) {
         let all = held.qps.iter().filter(|(_, qp)| qp.hears());
         work.queues.extend(all.filter_map(|(&number, qp)| queue(state, card, number, qp)));
-        work.regions.extend(held.mrs.values().map(|mr| Region {
-            card,
-            domain: mr.pd,
-            local_key: mr.lkey,
-            remote_key: mr.rkey,
-            iova: mr.iova,
-            base: mr.memory.base() as u64,
-            bytes: mr.memory.len() as u64,
-            access: mr.access,
-        }));
+        work.regions.extend(held.regions(card));
         let rung = |page: u32| held.qps.values().any(|qp| qp.uar == page && qp.hears());
         let pages = held.uars.iter().filter(|(number, _)| rung(**number));
         work.pages.extend(pages.map(|(_, uar)| (card, uar.page.base() as u64)));
@@ -137,10 +136,9 @@ pub(crate) fn work(state: &State) -> Work {
 
 fn queue(state: &State, card: usize, number: u32, qp: &Qp) -> Option<Queue> {
     let cq = state.cards[card].cqs.get(&qp.cq)?;
-    let to = peer(state, (card, number)).ok().and_then(|to| {
-        let remote = state.cards[to.0].qps.get(&to.1)?;
-        let right = |field, right| if remote.get(&field) == 1 { right } else { 0 };
-        Some((to.0, remote.pd, right(RWE, abi::REMOTE_WRITE) | right(RAE, abi::REMOTE_ATOMIC)))
+    let to = network::end(state, (card, number)).ok().map(|(card, end)| {
+        let right = |field, right| if end.get(&field) == 1 { right } else { 0 };
+        (card, end.domain, right(RWE, abi::REMOTE_WRITE) | right(RAE, abi::REMOTE_ATOMIC))
     });
     let timeout = qp.get(&ACK_TIMEOUT);
     let syndrome = if qp.state == QpState::Error { qp.syndrome.unwrap_or(syndrome::FLUSH) } else { 0 };
@@ -155,14 +153,28 @@ fn queue(state: &State, card: usize, number: u32, qp: &Qp) -> Option<Queue> {
         log_completions: cq.log_size,
         user: qp.get(&USER_INDEX) as u32,
         log_longest: qp.get(&LOG_MSG_MAX) as u32,
-        patience: (timeout > 0).then(|| (4096 << timeout) * (qp.get(&RETRY_COUNT) + 1)),
+        patience: (timeout > 0 && !network::is_hidden(state, (card, number)))
+            .then(|| (4096 << timeout) * (qp.get(&RETRY_COUNT) + 1)),
         to,
         planted: qp.planted.map(|(after, syndrome)| (qp.retired + after, syndrome)),
     })
 }
 
 impl CardState {
-    /// Stops the carrier, where there is one, and takes over how far it has come: before anything changes that it was told of.
+    /// Before anything changes that its carrier or its peers were told of.
+    pub(crate) fn alters(&mut self) {
+        self.halt();
+        self.shows_more();
+    }
+
+    /// Before there is more to it that peers may see.
+    pub(crate) fn shows_more(&self) {
+        if let Some(carrier) = &self.carrier {
+            carrier.alters(usize::from(self.number));
+        }
+    }
+
+    /// Stops the carrier, where there is one, and takes over how far it has come.
     pub(crate) fn halt(&mut self) {
         let Some(carrier) = self.carrier.clone() else { return };
         for progress in carrier.halt(usize::from(self.number)) {

@@ -12,7 +12,7 @@ use crate::engine::{self, At};
 use crate::handles;
 use crate::model::{Link, Model};
 use crate::mood::Mood;
-use crate::objects::{CardState, Counts, Failure};
+use crate::objects::{CardState, Counts, Failure, Sight};
 use crate::rng::Rng;
 
 /// Everything of a fabric that changes.
@@ -93,9 +93,14 @@ impl Builder {
 
     /// Cards that do something when [`Fabric::step`] is called, and nothing otherwise.
     pub fn stepped(self) -> Fabric {
+        self.made(None)
+    }
+
+    /// `own`: the one card that is of this process; all are, where it is none.
+    fn made(self, own: Option<usize>) -> Fabric {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let mut rng = Rng::new(self.seed);
-        let cards: Vec<CardState> = (0..self.cards)
+        let mut cards: Vec<CardState> = (0..self.cards)
             .map(|number| {
                 let name = format!("soft_hca{}", NAMES.fetch_add(1, Ordering::Relaxed));
                 let first = 0x4200 + rng.below(0x10_0000) as u32;
@@ -103,17 +108,33 @@ impl Builder {
             })
             .collect();
         let names: Vec<String> = cards.iter().map(|card| card.name.clone()).collect();
+        for (_, card) in cards.iter_mut().enumerate().filter(|(card, _)| own.is_some_and(|own| own != *card)) {
+            card.sight = Sight::Hidden;
+        }
         let shared = Arc::new(Shared {
             state: Mutex::new(State { rng, mood: self.mood, clock: 0, cards, roster: (0, Vec::new()) }),
         });
-        handles::plug(&shared, &names);
+        handles::plug(&shared, &names, |card| own.is_none_or(|own| own == card));
         Fabric { shared, names, engine: None }
     }
 
     /// Cards whose elements `carrier` carries out. They do nothing themselves, and take no dmabuf: a carrier knows memory by its address.
-    pub fn carried(mut self, carrier: &Arc<dyn Carrier>) -> Fabric {
+    pub fn carried(self, carrier: &Arc<dyn Carrier>) -> Fabric {
+        self.plugged(carrier, None)
+    }
+
+    /// The same of which `own` alone is of this process, and in its device list. Of the others nothing is known at first ([`Fabric::see`]).
+    ///
+    /// # Panics
+    /// Where there is no such card.
+    pub fn carried_for(self, own: usize, carrier: &Arc<dyn Carrier>) -> Fabric {
+        assert!(own < usize::from(self.cards), "card {own} of {}", self.cards);
+        self.plugged(carrier, Some(own))
+    }
+
+    fn plugged(mut self, carrier: &Arc<dyn Carrier>, own: Option<usize>) -> Fabric {
         self.model.dmabuf = false;
-        let fabric = self.stepped();
+        let fabric = self.made(own);
         fabric.shared.lock().cards.iter_mut().for_each(|card| card.carrier = Some(Arc::clone(carrier)));
         fabric
     }
@@ -148,6 +169,10 @@ fn drive(shared: &Shared, stop: &AtomicBool) {
 }
 
 impl Fabric {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.lock()
+    }
+
     /// A fabric of so many cards, mild and of seed 0 unless told otherwise.
     ///
     /// # Panics
@@ -302,7 +327,7 @@ impl Card {
     /// The card dies: it does nothing from now on, and its peers hear nothing.
     pub fn kill(&self) {
         self.with(|card| {
-            card.halt();
+            card.alters();
             card.dead = true;
             card.changes += 1;
         });
@@ -314,7 +339,7 @@ impl Card {
     /// Where the card has no such queue pair.
     pub fn cut(&self, qp: u32, cut: bool) {
         self.with(|card| {
-            card.halt();
+            card.alters();
             card.qps.get_mut(&qp).expect("a queue pair of this card").cut = cut;
         });
     }

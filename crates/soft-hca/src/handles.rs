@@ -69,10 +69,10 @@ fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts a fabric's cards into the device list.
-pub(crate) fn plug(shared: &Arc<Shared>, names: &[String]) {
+/// Puts those of a fabric's cards into the device list that `is_own` holds for.
+pub(crate) fn plug(shared: &Arc<Shared>, names: &[String], is_own: impl Fn(usize) -> bool) {
     let mut registry = registry();
-    for (card, name) in names.iter().enumerate() {
+    for (card, name) in names.iter().enumerate().filter(|(card, _)| is_own(*card)) {
         // A device's structure is never freed: a pointer kept too long is then refused, and never another's.
         let device = NonNull::from(Box::leak(Box::new(Device { opaque: 0 })));
         let handle = Handle { shared: Arc::clone(shared), card, kind: Kind::Device, id: 0 };

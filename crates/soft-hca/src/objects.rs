@@ -9,6 +9,7 @@ use crate::complaint::{Complaint, Rule};
 use crate::devx::qp::QpState;
 use crate::engine::cqe::{Cqe, Writing};
 use crate::engine::message::Message;
+use crate::face::Face;
 use crate::memory::Memory;
 use crate::model::Model;
 
@@ -206,6 +207,18 @@ pub(crate) struct CardState {
     pub(crate) failures: Vec<Failure>,
     /// Who carries its elements out, where it does not itself.
     pub(crate) carrier: Option<Arc<dyn Carrier>>,
+    pub(crate) sight: Sight,
+}
+
+/// How a fabric knows of a card.
+#[derive(Debug)]
+pub(crate) enum Sight {
+    /// It is this process's own.
+    Own,
+    /// It is another process's, which has not shown it, or has taken back what it had shown.
+    Hidden,
+    /// It is another process's, which has shown it.
+    Seen(Face),
 }
 
 /// A function that fails on demand.
@@ -240,6 +253,7 @@ impl CardState {
             counts: Counts::default(),
             failures: Vec::new(),
             carrier: None,
+            sight: Sight::Own,
         }
     }
 

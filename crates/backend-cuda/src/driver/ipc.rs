@@ -50,17 +50,46 @@ impl DeviceMemory {
     /// # Errors
     /// [`CudaError::Driver`], where the system has no memory handles between processes.
     pub(crate) fn handle(&self) -> Result<MemoryHandle, CudaError> {
-        self.device().bind()?;
-        let _relaxed = Relaxed::enter();
-        let mut handle = sys::CUipcMemHandle { reserved: [0; RAW] };
-        // SAFETY: `handle` is written to; the address is that of a block from cuMemAlloc.
-        check("cuIpcGetMemHandle", unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address()) })?;
-        let mut bytes = [0; MemoryHandle::BYTES];
-        for (to, from) in bytes.iter_mut().zip(handle.reserved) {
-            *to = from as u8;
-        }
-        bytes[RAW..].copy_from_slice(&process().to_le_bytes());
-        Ok(MemoryHandle(bytes))
+        handle(self.device(), self.address())
+    }
+}
+
+fn handle(device: &Device, block: u64) -> Result<MemoryHandle, CudaError> {
+    device.bind()?;
+    let _relaxed = Relaxed::enter();
+    let mut handle = sys::CUipcMemHandle { reserved: [0; RAW] };
+    // SAFETY: `handle` is written to; the driver refuses what is no block from cuMemAlloc.
+    check("cuIpcGetMemHandle", unsafe { sys::cuIpcGetMemHandle(&raw mut handle, block) })?;
+    let mut bytes = [0; MemoryHandle::BYTES];
+    for (to, from) in bytes.iter_mut().zip(handle.reserved) {
+        *to = from as u8;
+    }
+    bytes[RAW..].copy_from_slice(&process().to_le_bytes());
+    Ok(MemoryHandle(bytes))
+}
+
+/// A block of a GPU's memory: where it begins, how long it is, and what other processes open it by.
+#[cfg(feature = "hca")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Block {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    pub(crate) handle: MemoryHandle,
+}
+
+#[cfg(feature = "hca")]
+impl Device {
+    /// The block in which an address lies.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`], where that is of no block, or of one that has no handle.
+    pub(crate) fn block(&self, address: u64) -> Result<Block, CudaError> {
+        self.bind()?;
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: both places are written to; the driver checks the address.
+        let code = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
+        check("cuMemGetAddressRange", code)?;
+        Ok(Block { base, bytes: bytes as u64, handle: handle(self, base)? })
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) use deferred::Freed;
 pub use device::Device;
 pub use graph::Graph;
 pub(crate) use graph::{Capture, Kept};
+#[cfg(feature = "hca")]
+pub(crate) use ipc::Block;
 pub(crate) use ipc::{Imported, MemoryHandle, Presence};
 pub(crate) use memory::{DeviceMemory, Mapped};
 pub(crate) use module::{Kernel, Launch, Mode, Module};

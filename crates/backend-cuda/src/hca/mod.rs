@@ -41,8 +41,9 @@
 //!
 //! Elements of at most 64 bytes; a completion queue for each queue pair; 32 doorbell pages a GPU. Of writes only inline ones wait for
 //! earlier ones, as fetch-adds do. The producer index is always the record's. A request that the peer refuses breaks the queue pair
-//! of whoever sent it alone. GPUs of one process.
+//! of whoever sent it alone. GPUs of one host.
 
+mod others;
 mod player;
 mod registers;
 mod tables;
@@ -52,11 +53,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ep_bootstrap::Member;
 use ep_core::Error;
 use soft_hca::{Fabric, Link, Model, Progress, Work};
 
 use crate::driver::{Device, Stream};
 use crate::error::CudaError;
+use others::{Heard, Others};
 use player::Player;
 pub(crate) use registers::Registers;
 
@@ -97,8 +100,12 @@ impl Pace {
     }
 }
 
+/// How long processes wait for one that lacks something.
+const PATIENCE: Duration = crate::node::PATIENCE;
 /// How often the thread looks whether a kernel has ended and a register was written to.
 const TICK: Duration = Duration::from_micros(50);
+/// How often the thread that hears other processes looks whether it is to end.
+const LISTENS: Duration = Duration::from_millis(20);
 
 /// Adapters that GPUs play. They last as long as this value and all [`PostingGpu`](crate::PostingGpu)s beside it.
 #[derive(Debug)]
@@ -106,7 +113,8 @@ pub struct Hca {
     fabric: Arc<Fabric>,
     carrier: Arc<Carrier>,
     ends: Arc<AtomicBool>,
-    keeper: Option<JoinHandle<()>>,
+    /// Looks after players; hears other processes.
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Hca {
@@ -117,26 +125,60 @@ impl Hca {
     /// access; [`Error::Broken`] with what the driver refuses.
     pub fn new(gpus: &[usize], pace: Pace) -> Result<Arc<Self>, Error> {
         pace.check()?;
-        let count = u8::try_from(gpus.len()).ok().filter(|count| *count <= 200);
-        let count = count.ok_or_else(|| Error::invalid("adapters that GPUs play", gpus.len(), "at most 200"))?;
+        let builder = cards(gpus.len())?;
         let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
         for from in &devices {
             devices.iter().try_for_each(|to| from.reach(to))?;
         }
-        let registers = Arc::new(Registers::default());
-        let players = devices.iter().map(|device| Player::new(device, pace)).collect::<Result<Vec<_>, _>>()?;
+        let players = devices.iter().enumerate().map(|(card, device)| Player::new(card, device, pace));
         let aside = devices.first().map(|device| Stream::new(device, 0)).transpose()?;
-        let carrier =
-            Arc::new(Carrier { players: Mutex::new(players), aside, registers, is_stale: AtomicBool::new(true) });
+        let carrier = Carrier::new(players.collect::<Result<_, _>>()?, aside, None);
         let carries: Arc<dyn soft_hca::Carrier> = carrier.clone();
-        let model = Model { dmabuf: false, relaxed_ordering: true, max_element: 64, ..Model::new(Link::Ethernet) };
-        let fabric = Arc::new(Fabric::builder(count, Link::Ethernet).model(model).carried(&carries));
-        let ends = Arc::new(AtomicBool::new(false));
-        let (kept, looked_after, until) = (Arc::clone(&fabric), Arc::clone(&carrier), Arc::clone(&ends));
-        let keeper = std::thread::Builder::new().name("hca".into()).spawn(move || looked_after.keep(&kept, &until));
+        Self::started(builder.carried(&carries), carrier)
+    }
+
+    /// The same for ranks that are processes of one host, all of which call this: an adapter for each, of which `gpu` plays this process's. They show each
+    /// other their queue pairs and windows. Adapters have the ranks' numbers.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new), and [`Error::Unsupported`] with the rank that did not come, or runs on another host.
+    pub fn between_processes(gpu: usize, pace: Pace, member: &Member) -> Result<Arc<Self>, Error> {
+        let (own, ranks) = (member.rank().index(), member.world() as usize);
+        let made = || {
+            pace.check()?;
+            let (builder, device) = (cards(ranks)?, Device::open(gpu)?);
+            let (player, aside) = (Player::new(own, &device, pace)?, Stream::new(&device, 0)?);
+            Ok((builder, device, player, aside))
+        };
+        let (builder, others, player, aside) = match made() {
+            Ok((builder, device, player, aside)) => (builder, Others::met(&device, member)?, player, aside),
+            Err(error) => {
+                member.tell_failed(&error, PATIENCE);
+                return Err(error);
+            }
+        };
+        let carrier = Carrier::new(vec![player], Some(aside), Some(others));
+        let carries: Arc<dyn soft_hca::Carrier> = carrier.clone();
+        Self::started(builder.carried_for(own, &carries), carrier)
+    }
+
+    fn started(fabric: Fabric, carrier: Arc<Carrier>) -> Result<Arc<Self>, Error> {
+        let (fabric, ends) = (Arc::new(fabric), Arc::new(AtomicBool::new(false)));
+        let mut this = Self { fabric, carrier, ends, threads: Vec::new() };
+        let (fabric, carrier, ends) = (Arc::clone(&this.fabric), Arc::clone(&this.carrier), Arc::clone(&this.ends));
+        this.spawn("hca", move || carrier.keep(&fabric, &ends))?;
+        if this.carrier.others.is_some() {
+            let (carrier, ends) = (Arc::clone(&this.carrier), Arc::clone(&this.ends));
+            this.spawn("hca hears", move || carrier.hear(&ends))?;
+        }
+        Ok(Arc::new(this))
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         let refused =
             |error| Error::broken("a thread for adapters that GPUs play", error, "let the process have more threads");
-        Ok(Arc::new(Self { fabric, carrier, ends, keeper: Some(keeper.map_err(refused)?) }))
+        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(work).map_err(refused)?);
+        Ok(())
     }
 
     /// The name of an adapter, for `ep_ibgda::Settings::devices`.
@@ -160,17 +202,26 @@ impl Hca {
 impl Drop for Hca {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
-        }
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
         self.carrier.players().iter_mut().for_each(Player::stop);
     }
+}
+
+/// So many cards.
+fn cards(count: usize) -> Result<soft_hca::Builder, Error> {
+    let admitted = u8::try_from(count).ok().filter(|count| *count <= 200);
+    let count = admitted.ok_or_else(|| Error::invalid("adapters that GPUs play", count, "at most 200"))?;
+    let model = Model { dmabuf: false, relaxed_ordering: true, max_element: 64, ..Model::new(Link::Ethernet) };
+    Ok(Fabric::builder(count, Link::Ethernet).model(model))
 }
 
 /// Who carries out the cards' elements.
 #[derive(Debug)]
 struct Carrier {
+    /// Of the cards of this process.
     players: Mutex<Vec<Player>>,
+    /// Where other processes have the other cards.
+    others: Option<Others>,
     /// For copies beside kernels; none where there are no adapters.
     aside: Option<Arc<Stream>>,
     registers: Arc<Registers>,
@@ -179,6 +230,11 @@ struct Carrier {
 }
 
 impl Carrier {
+    fn new(players: Vec<Player>, aside: Option<Arc<Stream>>, others: Option<Others>) -> Arc<Self> {
+        let (registers, is_stale) = (Arc::default(), AtomicBool::new(true));
+        Arc::new(Self { players: Mutex::new(players), others, aside, registers, is_stale })
+    }
+
     fn players(&self) -> MutexGuard<'_, Vec<Player>> {
         self.players.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,8 +242,7 @@ impl Carrier {
     /// Looks after players until told to end.
     fn keep(&self, fabric: &Fabric, ends: &AtomicBool) {
         while !ends.load(Ordering::Relaxed) {
-            let kept = self.look().unwrap_or_else(|| fabric.hand_over(|work| self.take(&work)));
-            if let Err(error) = kept {
+            if let Err(error) = self.step(fabric) {
                 // Who posts hears nothing any more, and ends by its deadline.
                 tracing::error!(%error, "adapters that GPUs play do nothing any more");
                 return;
@@ -196,22 +251,74 @@ impl Carrier {
         }
     }
 
-    /// Has players look; none where what they were told may be wrong. `halt` says so under the same lock: none is launched after it has returned.
+    fn step(&self, fabric: &Fabric) -> Result<(), CudaError> {
+        if let Some(others) = &self.others {
+            others.tell(fabric)?;
+        }
+        if let Some(looked) = self.look() {
+            return looked;
+        }
+        let news = self.others.as_ref().map(|others| others.pass_on(fabric)).transpose()?;
+        fabric.hand_over(|work| self.take(&work, news))
+    }
+
+    /// Has players look; none where what they were told may be wrong. Whoever says so does it under the same lock: none is launched afterwards.
     fn look(&self) -> Option<Result<(), CudaError>> {
         let mut players = self.players();
+        if let Some(others) = &self.others {
+            if others.has_mail() {
+                // It may say so.
+                return Some(Ok(()));
+            }
+            if others.has_news() {
+                self.is_stale.store(true, Ordering::Release);
+            }
+        }
         let is_known = !self.is_stale.load(Ordering::Acquire);
         is_known.then(|| players.iter_mut().try_for_each(|player| player.look(&self.registers)))
     }
 
+    /// Hears other processes until told to end.
+    fn hear(&self, ends: &AtomicBool) {
+        let Some(others) = &self.others else { return };
+        while !ends.load(Ordering::Relaxed) {
+            others.listen(LISTENS);
+            // Before a message is taken in: nobody launches what it takes back.
+            let mut players = self.players();
+            while let Some(heard) = others.hear() {
+                match heard {
+                    Heard::Withdrawn(card, number) => {
+                        if others.is_known(card) {
+                            self.is_stale.store(true, Ordering::Release);
+                            players.iter_mut().for_each(Player::stop);
+                        }
+                        others.forget(card, number);
+                    }
+                    Heard::Shown(card, number, file) => {
+                        if others.see(card, number, file) {
+                            self.is_stale.store(true, Ordering::Release);
+                        }
+                    }
+                    Heard::Else => {}
+                }
+            }
+        }
+    }
+
     /// What there is to do now. The fabric is locked, so nothing changes meanwhile. While a kernel runs that was to stop, its tables stay, and all
-    /// is taken later.
-    fn take(&self, work: &Work) -> Result<(), CudaError> {
+    /// is taken later, as it is where others have shown something else since then than what `news` counts.
+    fn take(&self, work: &Work, news: Option<u64>) -> Result<(), CudaError> {
         let mut players = self.players();
-        if players.iter().any(Player::runs) {
+        let is_old = self.others.as_ref().is_some_and(|others| !others.takes(news));
+        if is_old || players.iter().any(Player::runs) {
             return Ok(());
         }
         self.is_stale.store(false, Ordering::Release);
-        (0..).zip(players.iter_mut()).try_for_each(|(card, player)| player.take(card, work, &self.registers))
+        let place = |card, base, bytes| match &self.others {
+            Some(others) => others.place(card, base, bytes),
+            None => Some(base),
+        };
+        players.iter_mut().try_for_each(|player| player.take(work, &self.registers, place))
     }
 }
 
@@ -220,7 +327,14 @@ impl soft_hca::Carrier for Carrier {
         let mut players = self.players();
         self.is_stale.store(true, Ordering::Release);
         players.iter_mut().for_each(Player::stop);
-        players[card].progress()
+        players.iter_mut().filter(|player| player.card() == card).flat_map(Player::progress).collect()
+    }
+
+    fn alters(&self, card: usize) {
+        let is_own = |player: &Player| player.card() == card;
+        if let Some(others) = self.others.as_ref().filter(|_| self.players().iter().any(is_own)) {
+            others.withdraw();
+        }
     }
 
     fn read(&self, address: u64, into: &mut [u8]) -> bool {

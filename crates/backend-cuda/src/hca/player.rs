@@ -36,6 +36,7 @@ struct Told {
 
 #[derive(Debug)]
 pub(super) struct Player {
+    card: usize,
     stream: Arc<Stream>,
     kernel: Kernel,
     pace: Pace,
@@ -52,8 +53,8 @@ pub(super) struct Player {
 }
 
 impl Player {
-    /// Loads the kernel, before any other runs that would have to be waited for.
-    pub(super) fn new(device: &Arc<Device>, pace: Pace) -> Result<Self, CudaError> {
+    /// Of a card. Loads the kernel, before any other runs that would have to be waited for.
+    pub(super) fn new(card: usize, device: &Arc<Device>, pace: Pace) -> Result<Self, CudaError> {
         let stream = Stream::new(device, 0)?;
         let kernel = kernels::alone_with(device, Source::Hca, device.shared_memory())?;
         let jobs = DeviceMemory::zeroed(&stream, HCA_JOBS as usize * size_of::<HcaJob>())?;
@@ -61,12 +62,21 @@ impl Player {
         let halt = Mapped::zeroed(device, 8)?;
         stream.synchronize()?;
         let piece = piece(pace.warps - 1, device.shared_memory());
-        Ok(Self { stream, kernel, pace, piece, jobs, state, halt, told: None, running: None, has_news: false })
+        Ok(Self { card, stream, kernel, pace, piece, jobs, state, halt, told: None, running: None, has_news: false })
     }
 
-    /// Takes what there is to do for its card; nothing runs.
-    pub(super) fn take(&mut self, card: usize, work: &Work, registers: &Registers) -> Result<(), CudaError> {
-        let mut tables = Tables::of(card, work);
+    pub(super) const fn card(&self) -> usize {
+        self.card
+    }
+
+    /// Takes what there is to do for its card; nothing runs. `place`: where this process sees a card's memory.
+    pub(super) fn take(
+        &mut self,
+        work: &Work,
+        registers: &Registers,
+        place: impl Fn(usize, u64, u64) -> Option<u64>,
+    ) -> Result<(), CudaError> {
+        let mut tables = Tables::of(self.card, work, place);
         // No more than `registers` maps.
         tables.pages.retain(|page| registers.find(*page).is_some());
         let places: Vec<u64> = tables.pages.iter().filter_map(|page| registers.find(*page)).collect();

@@ -7,14 +7,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ep_bootstrap::Member;
 use ep_conformance::processes::{Place, Processes};
 use ep_conformance::{Requirement, Setup};
-use ep_cuda::{CrashFlag, CudaEndpoint};
+use ep_core::Error;
+use ep_cuda::hca::Pace;
+use ep_cuda::{Builder, CrashFlag, CudaEndpoint};
 
 use crate::common;
 
+/// What puts adapters that GPUs play, as fast as that, between the nodes of a builder's ranks.
+pub(crate) type Played = (Pace, fn(Builder, Pace, &Member) -> Result<Builder, Error>);
+
+/// What lies between the nodes of ranks that are processes.
+#[allow(dead_code)] // Each test target has one of them.
+pub(crate) enum Between {
+    Loop,
+    Adapters(Played),
+    /// Of cases in turn.
+    Either(Played),
+}
+
 /// One rank, in a process of its own.
-#[derive(Default)]
 pub(crate) struct Apart {
+    between: Between,
     crash: Mutex<Option<CrashFlag>>,
+}
+
+impl Apart {
+    pub(crate) const fn over(between: Between) -> Self {
+        Self { between, crash: Mutex::new(None) }
+    }
+
+    fn network(&self, builder: Builder, setup: &Setup, member: &Member) -> Result<Builder, Error> {
+        match self.between {
+            Between::Adapters((pace, adapters)) => adapters(builder, pace, member),
+            Between::Either((pace, adapters)) if setup.seed % 2 == 1 => adapters(builder, pace, member),
+            Between::Loop | Between::Either(_) => Ok(builder.far(common::network(setup).between_processes())),
+        }
+    }
 }
 
 impl Processes for Apart {
@@ -43,9 +71,11 @@ impl Processes for Apart {
 
     fn join(&self, setup: &Setup, place: Place) -> Result<(CudaEndpoint, Arc<Member>), String> {
         let member = place.meet()?;
-        let builder = common::builder(setup, None, None).map_err(|error| error.to_string())?;
-        let builder = builder.far(common::network(setup).between_processes());
-        let endpoint = builder.join(setup.shape, &member).map_err(|error| error.to_string())?;
+        let joined = || {
+            let builder = self.network(common::builder(setup, None, None)?, setup, &member)?;
+            builder.join(setup.shape, &member)
+        };
+        let endpoint = joined().map_err(|error| error.to_string())?;
         *self.crash.lock().unwrap_or_else(PoisonError::into_inner) = Some(endpoint.crash_flag());
         Ok((endpoint, member))
     }

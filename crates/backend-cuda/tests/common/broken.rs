@@ -17,7 +17,8 @@ use ep_ibgda::{Ibgda, Library};
 use libtest_mimic::Trial;
 
 use crate::common::{self, run_on};
-use crate::posted::{Adapters, Cards, settings};
+use crate::played::settings;
+use crate::posted::{Adapters, Cards};
 
 const DEADLINE: Nanos = Nanos::from_secs(60);
 /// Waits are suspected after three quarters of the deadline: what is named before was named by an adapter.

@@ -10,10 +10,11 @@ use ep_core::incident::Incident;
 use ep_core::{Error, Layout, Rank};
 use ep_cuda::hca::{Hca, Pace};
 use ep_cuda::{Cluster, CudaEndpoint, PostingGpu};
-use ep_ibgda::{Ibgda, Library, Settings};
+use ep_ibgda::{Ibgda, Library};
 use soft_hca::{Fabric, Link, Model, Mood};
 
 use crate::common::{self, probe_on, run_on};
+use crate::played::settings;
 
 /// Which adapters.
 #[derive(Clone, Copy, Debug)]
@@ -29,13 +30,6 @@ pub enum Cards {
 pub enum Adapters {
     Soft(Fabric),
     Played(Arc<Hca>),
-}
-
-/// Settings of jobs that are over soon: short queues, and adapters that give up after two seconds. (Whose queue breaks finds out by polling it, and
-/// may get no processor for a while. Were its peer to miss its answers before, that would be named.)
-pub fn settings() -> Settings {
-    let settings = Settings::new().relaxed_ordering(true).log_depth(6);
-    settings.and_then(|settings| settings.ack_timeout(17)?.retries(3)).expect("settings")
 }
 
 impl Adapters {

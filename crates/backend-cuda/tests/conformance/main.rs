@@ -8,7 +8,7 @@ mod apart;
 #[path = "../common/mod.rs"]
 mod common;
 
-use apart::Apart;
+use apart::{Apart, Between};
 use common::Cuda;
 
-ep_conformance::suite!(Cuda::new(), processes: Apart::default());
+ep_conformance::suite!(Cuda::new(), processes: Apart::over(Between::Loop));

@@ -22,6 +22,8 @@ mod leaving;
 mod movers;
 #[path = "../checks/planted.rs"]
 mod planted;
+#[path = "../common/played.rs"]
+mod played;
 #[path = "../common/posted.rs"]
 mod posted;
 #[path = "../common/recovering.rs"]
@@ -41,8 +43,9 @@ mod waiting;
 
 use std::env;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use apart::Apart;
+use apart::{Apart, Between};
 use common::Cuda;
 use ep_conformance::harness::{self, Suite, share};
 use ep_conformance::script::{Script, Seen};
@@ -106,6 +109,9 @@ const PLAYED: [&str; 8] = [
     "an_error_completion_names_the_peer",
     "rows_stripe_over_as_many_lanes_as_there_are_channels",
 ];
+
+/// A block of the twin is a thread of the processor, and its warps take turns on that.
+const PLAYED_BY: Pace = Pace { gigabits: 400, latency: Duration::from_micros(3), multiprocessors: 1, warps: 3 };
 
 /// Cases that run with rows staged through pinned memory, too.
 const STAGED: [&str; 8] = [
@@ -272,12 +278,13 @@ fn main() -> ExitCode {
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
     let suite = Suite::default().on("twin", OnTwin(Cuda { absent, ..Cuda::new() }));
-    // A block of the twin is a thread of the processor, and its warps take turns on that.
-    let played = Cards::Played(Pace { warps: 3, ..Pace::default() });
-    let suite = [("adapters", Cards::Soft), ("played", played)].into_iter().fold(suite, |suite, (name, cards)| {
-        let suite = suite.on_those(name, Requirement::Nodes, Posted { absent, cards, incidents: all() });
-        suite.with(broken::trials(name, cards, absent)).with(vec![striped::trial(name, cards, absent)])
-    });
+    let suite = [("adapters", Cards::Soft), ("played", Cards::Played(PLAYED_BY))].into_iter().fold(
+        suite,
+        |suite, (name, cards)| {
+            let suite = suite.on_those(name, Requirement::Nodes, Posted { absent, cards, incidents: all() });
+            suite.with(broken::trials(name, cards, absent)).with(vec![striped::trial(name, cards, absent)])
+        },
+    );
     let suite = suite.on_those("staged", Requirement::Nodes, OnTwin(Cuda { absent, staged: true, ..Cuda::new() }));
     let in_part = [("played::", &PLAYED[..]), ("staged::", &STAGED)];
     let suite = suite.only(|name| {
@@ -316,5 +323,6 @@ fn main() -> ExitCode {
         .with(waiting::trials(absent))
         .share(|name| all() || takes(name));
     let apart = APART.split_at(share(APART.len(), 4)).0;
-    suite.run_with_processes_for(Apart::default(), |name| all() || apart.contains(&name))
+    let processes = Apart::over(Between::Either((PLAYED_BY, played::apart)));
+    suite.run_with_processes_for(processes, |name| all() || apart.contains(&name))
 }

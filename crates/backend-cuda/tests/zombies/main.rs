@@ -1,5 +1,5 @@
 //! Zombies on GPUs: a rank's process is stopped at a random moment, with kernels under way and calls yet to be launched. The others give
-//! it up and recover, and it goes on: no row of theirs is wrong, and nobody else is blamed. Over several nodes, with the loop between them,
+//! it up and recover, and it goes on: no row of theirs is wrong, and nobody else is blamed. Over several nodes, with the loop or adapters that GPUs play between them,
 //! processes are killed, too, and a node is lost as a whole.
 //!
 //! Where no GPU is visible, a process of several nodes is killed on GPUs made of software; `EP_TWIN_ALL=1` stops one, too, and one of one node in
@@ -8,6 +8,8 @@
 //! `EP_ZOMBIES` says how often in each mode, `EP_SEED` is the first seed, `EP_TIME_FACTOR` stretches all times. The test binary runs
 //! itself again as each rank; ranks that share a GPU take turns on it and need a factor.
 
+#[path = "../common/played.rs"]
+mod played;
 mod rank;
 
 use std::io::{BufRead as _, BufReader};
@@ -42,7 +44,7 @@ struct Case {
     kills: bool,
 }
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 7] = [
     Case {
         name: "a_gpu_rank_that_goes_on_after_it_was_given_up_harms_nobody_in_low_latency",
         plan: rank::LOW_LATENCY,
@@ -58,6 +60,16 @@ const CASES: [Case; 5] = [
     Case {
         name: "a_gpu_rank_that_goes_on_after_its_node_was_given_up_harms_nobody_in_low_latency",
         plan: rank::LOW_NODES,
+        kills: false,
+    },
+    Case {
+        name: "a_killed_gpu_rank_whose_adapter_its_gpu_played_takes_its_node_along_and_the_others_go_on",
+        plan: rank::PLAYED,
+        kills: true,
+    },
+    Case {
+        name: "a_gpu_rank_that_goes_on_after_its_node_was_given_up_harms_nobody_over_adapters",
+        plan: rank::PLAYED,
         kills: false,
     },
 ];
@@ -86,7 +98,7 @@ impl Drop for Started {
 
 impl Case {
     fn has_nodes(self) -> bool {
-        [rank::NODES, rank::LOW_NODES].contains(&self.plan)
+        [rank::NODES, rank::LOW_NODES, rank::PLAYED].contains(&self.plan)
     }
 }
 
@@ -207,12 +219,15 @@ fn main() -> ExitCode {
     );
     let twin = twin.and_then(Result::ok);
     let on_twin = twin.as_ref().map(|twin| twin.folder().to_owned());
-    let world = if gpus.is_ok_and(|gpus| gpus >= 4) { 4 } else { 3 };
+    let gpus = gpus.unwrap_or(0);
+    let world = if gpus >= 4 { 4 } else { 3 };
     let trial = |case: Case| {
         let nodes = case.has_nodes();
         let all = std::env::var_os("EP_TWIN_ALL").is_some();
         let takes = on_twin.is_some() && (if nodes { case.kills || all } else { all && case.plan == rank::THROUGHPUT });
-        let (world, on_twin) = (if nodes { 4 } else { world }, on_twin.clone());
+        // Adapters are played where the rank has a GPU to itself.
+        let of_nodes = if case.plan == rank::PLAYED && (1..4).contains(&gpus) { 2 } else { 4 };
+        let (world, on_twin) = (if nodes { of_nodes } else { world }, on_twin.clone());
         match absent.clone().filter(|_| !takes) {
             Some(reason) => {
                 let kind = format!("skipped: {reason}");

@@ -15,10 +15,13 @@ use ep_conformance::{Travels, verify};
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::reference::World;
 use ep_core::{Endpoint as _, Error, LowLatency as _, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_cuda::hca::Pace;
 use ep_cuda::{Cluster, CudaEndpoint};
 use ep_cuda_twin::BUILT;
 use ep_loop::Loop;
 use futures_executor::block_on;
+
+use crate::played;
 
 /// The variable that says what the rank is to do, and what it may say.
 pub(super) const PLAN: &str = "EP_CUDA_TEST_PLAN";
@@ -28,6 +31,8 @@ pub(super) const THROUGHPUT: &str = "throughput";
 pub(super) const NODES: &str = "nodes";
 /// Low latency over two nodes.
 pub(super) const LOW_NODES: &str = "low latency of nodes";
+/// Throughput mode over two nodes, between which ranks' GPUs play adapters.
+pub(super) const PLAYED: &str = "nodes over adapters";
 /// Nobody is lost: a communicator is closed of which all have graphs, or one.
 pub(super) const GRAPHS: &str = "graphs";
 pub(super) const ONE_GRAPH: &str = "one graph";
@@ -98,7 +103,13 @@ impl Layer {
         let settings = settings.deadline(Nanos::from_millis(1500 * times)).build()?;
         let builder = Cluster::builder(topology).settings(settings).multiprocessors(2).specialise(false);
         let builder = builder.wait_for_kernels(super::number(WAITS, 1) > 0);
-        let builder = builder.far(Loop::new().between_processes());
+        let builder = if plan == PLAYED {
+            // A warp of a GPU made of software is a thread of the processor.
+            let warps = if std::env::var_os(BUILT).is_some() { 3 } else { Pace::default().warps };
+            played::apart(builder, Pace { warps, ..Pace::default() }, member)?
+        } else {
+            builder.far(Loop::new().between_processes())
+        };
         builder.join(shape, member)
     }
 }
@@ -206,7 +217,7 @@ fn work(plan: &str, member: &Arc<Member>) -> Result<(), String> {
         return close_with_graphs(plan, member);
     }
     let text = |error: Error| error.to_string();
-    let nodes = if [NODES, LOW_NODES].contains(&plan) { 2 } else { 1 };
+    let nodes = if [NODES, LOW_NODES, PLAYED].contains(&plan) { 2 } else { 1 };
     let topology = Topology::new(nodes, member.world() / nodes).map_err(text)?;
     let layer = Layer::new(topology, RankSet::new()).map_err(text)?;
     let mut ep = layer.join(plan, member).map_err(text)?;

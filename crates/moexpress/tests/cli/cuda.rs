@@ -65,13 +65,16 @@ fn gpus_of_several_nodes_over_the_loop() {
     let rdma = two("--far roce --far-devices nowhere_0").refusal();
     assert!(rdma.contains("RoCE on rank 0 is not supported: "), "{rdma}");
     // Each rank a process, which the launcher tells its node.
-    let job = "--tokens 9 --experts 8 --topk 3 --hidden 64 --far loop --channels 1 --slots 4 --json";
-    let program = env!("CARGO_BIN_EXE_moexpress");
-    let launch = format!("launch -n 4 --nodes 2 -- {program} run --backend cuda --processes {job}");
-    let said = moexpress_with_env(&launch, &environment).success();
-    let json = said.split_once("] ").expect("rank 0 reports, by its number").1;
-    let run: serde_json::Value = serde_json::from_str(json).expect("one JSON object");
-    assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
+    let launched = |ranks: u32, far: &str| {
+        let job = format!("--tokens 9 --experts 8 --topk 3 --hidden 64 {far} --channels 1 --slots 4 --json");
+        let program = env!("CARGO_BIN_EXE_moexpress");
+        let launch = format!("launch -n {ranks} --nodes 2 -- {program} run --backend cuda --processes {job}");
+        let said = moexpress_with_env(&launch, &environment).success();
+        let json = said.split_once("] ").expect("rank 0 reports, by its number").1;
+        let run: serde_json::Value = serde_json::from_str(json).expect("one JSON object");
+        assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
+    };
+    launched(4, "--far loop");
     // Only on a machine without adapters: with them it might run.
     if std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count) == 0 {
         let refusal = two("--far ibgda").refusal();
@@ -88,6 +91,7 @@ fn gpus_of_several_nodes_over_the_loop() {
     if cfg!(feature = "hca") {
         let run = played.json();
         assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
+        launched(2, "--far ibgda --far-devices gpu");
     } else {
         assert!(played.refusal().contains("a program that was built with the feature hca"));
     }

@@ -161,7 +161,7 @@ pub(super) extern "C" fn mlx5dv_devx_obj_destroy(obj: *mut Obj) -> c_int {
                 return Err(failure.errno);
             }
             if handle.kind == Kind::Qp {
-                card.halt();
+                card.alters();
                 card.qps.remove(&id);
                 card.silence(id);
                 card.gone.insert(id);

@@ -78,6 +78,7 @@ fn register(
                 card.complain(Rule::Memory, format!("{function}: length is 0"));
                 return Err(EINVAL);
             }
+            card.shows_more();
             let id = card.number();
             // Keys of the two kinds differ, so that one taken for the other is found out.
             let (lkey, rkey) = (id << 8 | 0x51, (id ^ 0x80_0000) << 8 | 0xa2);
@@ -154,7 +155,7 @@ pub(super) extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
                 let text = format!("region {id:#x} is deregistered while queue pair {number:#x} is {:?}", qp.state);
                 return in_use(card, text);
             }
-            card.halt();
+            card.alters();
             card.mrs.remove(&id);
             Ok(())
         })

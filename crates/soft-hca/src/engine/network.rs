@@ -10,23 +10,25 @@ use crate::complaint::Rule;
 use crate::devx::qp::QpState;
 use crate::devx::tables::qp::*;
 use crate::fabric::State;
+use crate::face::End;
 use crate::memory::Memory;
-use crate::objects::{CardState, Mr, Qp};
+use crate::objects::{CardState, Mr, Qp, Sight};
 
 /// Why a peer does not answer: nothing to blame the driver for, or a connection that does not agree.
 pub(crate) type Silence = Option<String>;
 
-/// The queue pair that takes what this one sends.
-pub(crate) fn peer(state: &State, at: At) -> Result<At, Silence> {
+/// The queue pair that takes what this one sends, on a card that carries messages out itself.
+fn peer(state: &State, at: At) -> Result<At, Silence> {
+    end(state, at).map(|(card, end)| (card, end.number))
+}
+
+/// The card to which a queue pair sends, and the end there that takes it.
+pub(crate) fn end(state: &State, at: At) -> Result<(usize, End<'_>), Silence> {
     let (own, qp) = (&state.cards[at.0], &state.cards[at.0].qps[&at.1]);
     if qp.cut {
         return Err(None);
     }
-    let addressed = |card: &CardState| match own.model.link {
-        Link::InfiniBand => u64::from(card.lid()) == qp.get(&RLID),
-        Link::Ethernet => card.gids().iter().any(|gid| u128::from_be_bytes(*gid) == RGID.get(&qp.image)),
-    };
-    let Some(to) = state.cards.iter().position(addressed) else { return Err(Some("no card has the address".into())) };
+    let Some(to) = addressed(state, at) else { return Err(Some("no card has the address".into())) };
     let (card, number) = (&state.cards[to], qp.get(&REMOTE_QPN) as u32);
     if card.dead {
         return Err(None);
@@ -35,18 +37,27 @@ pub(crate) fn peer(state: &State, at: At) -> Result<At, Silence> {
     if own.model.link == Link::Ethernet && mac != qp.get(&RMAC) {
         return Err(Some(format!("rmac is {:#x}, the card of that GID has {mac:#x}", qp.get(&RMAC))));
     }
-    let Some(remote) = card.qps.get(&number) else {
-        return Err((!card.gone.contains(&number)).then(|| format!("the peer has no queue pair {number:#x}")));
-    };
-    if remote.cut || !remote.state.receives() {
-        return Err(None);
-    }
-    agree(own, at, qp, remote)?;
-    Ok((to, number))
+    let end = card.end(number)?;
+    agree(own, at, qp, end)?;
+    Ok((to, end))
+}
+
+/// The card that has the address to which a queue pair sends.
+fn addressed(state: &State, at: At) -> Option<usize> {
+    let (own, qp) = (&state.cards[at.0], &state.cards[at.0].qps[&at.1]);
+    state.cards.iter().position(|card| match own.model.link {
+        Link::InfiniBand => u64::from(card.lid()) == qp.get(&RLID),
+        Link::Ethernet => card.gids().iter().any(|gid| u128::from_be_bytes(*gid) == RGID.get(&qp.image)),
+    })
+}
+
+/// Whether nobody can say if the card answers to which a queue pair sends: its process does not show it now.
+pub(crate) fn is_hidden(state: &State, at: At) -> bool {
+    addressed(state, at).is_some_and(|to| matches!(state.cards[to].sight, Sight::Hidden))
 }
 
 /// What both ends must have been told alike.
-fn agree(own: &CardState, at: At, qp: &Qp, remote: &Qp) -> Result<(), Silence> {
+fn agree(own: &CardState, at: At, qp: &Qp, remote: End<'_>) -> Result<(), Silence> {
     let back = remote.get(&REMOTE_QPN) as u32;
     if back != at.1 {
         return Err(Some(format!("the peer's remote_qpn is {back:#x}")));
@@ -56,7 +67,7 @@ fn agree(own: &CardState, at: At, qp: &Qp, remote: &Qp) -> Result<(), Silence> {
         Link::Ethernet => own
             .gids()
             .get(qp.get(&SRC_ADDR_INDEX) as usize)
-            .is_some_and(|gid| u128::from_be_bytes(*gid) == RGID.get(&remote.image)),
+            .is_some_and(|gid| u128::from_be_bytes(*gid) == remote.wide(&RGID)),
     };
     if !returns {
         return Err(Some("the peer's address of this card is another".into()));

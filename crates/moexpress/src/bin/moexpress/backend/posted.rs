@@ -1,5 +1,6 @@
 //! `--far ibgda`: kernels of GPUs post to mlx5 adapters themselves, or to such that GPUs play.
 
+use ep_bootstrap::Member;
 use ep_core::Error;
 use ep_core::layout::Queues;
 use ep_cuda::Builder;
@@ -10,8 +11,13 @@ use crate::args::FarArgs;
 /// In place of adapters' names: the GPUs play them.
 const PLAYED: &str = "gpu";
 
-/// With adapters between the nodes of `ranks` ranks; fails where the libraries are missing, and for values outside their limits.
-pub(super) fn over(builder: Builder, args: &FarArgs, far_lanes: Option<Queues>, ranks: u32) -> Result<Builder, Error> {
+/// With adapters between the nodes of so many ranks, which are threads, or the processes of a member; fails where the libraries are missing, and for values outside their limits.
+pub(super) fn over(
+    builder: Builder,
+    args: &FarArgs,
+    far_lanes: Option<Queues>,
+    ranks: (u32, Option<&Member>),
+) -> Result<Builder, Error> {
     let settings = settings(args, far_lanes)?;
     if args.far_devices.as_deref() == Some(PLAYED) {
         return played(builder, args, settings, ranks);
@@ -33,7 +39,12 @@ pub(super) fn over(builder: Builder, args: &FarArgs, far_lanes: Option<Queues>, 
 
 /// With adapters that the ranks' GPUs play.
 #[cfg(feature = "hca")]
-fn played(builder: Builder, args: &FarArgs, settings: Settings, ranks: u32) -> Result<Builder, Error> {
+fn played(
+    builder: Builder,
+    args: &FarArgs,
+    settings: Settings,
+    (ranks, member): (u32, Option<&Member>),
+) -> Result<Builder, Error> {
     use ep_core::Rank;
     use ep_cuda::hca::{Hca, Pace};
 
@@ -54,7 +65,13 @@ fn played(builder: Builder, args: &FarArgs, settings: Settings, ranks: u32) -> R
     // Each rank's adapter is played by its own GPU.
     let gpus: Vec<usize> = (0..ranks as usize).map(|rank| rank % present).collect();
     let sharing = ranks.div_ceil(present as u32);
-    let hca = Hca::new(&gpus, pace)?;
+    let (hca, gpus) = match member {
+        None => (Hca::new(&gpus, pace)?, gpus),
+        Some(member) => {
+            let own = gpus[member.rank().index()];
+            (Hca::between_processes(own, pace, member)?, vec![own])
+        }
+    };
     // SAFETY: the cards' functions are those of the interface.
     let library =
         unsafe { Library::from(soft_hca::symbol) }.map_err(|error| Error::unsupported("--far ibgda", error))?;
@@ -67,7 +84,7 @@ fn played(builder: Builder, args: &FarArgs, settings: Settings, ranks: u32) -> R
 }
 
 #[cfg(not(feature = "hca"))]
-fn played(_: Builder, _: &FarArgs, _: Settings, _: u32) -> Result<Builder, Error> {
+fn played(_: Builder, _: &FarArgs, _: Settings, _: (u32, Option<&Member>)) -> Result<Builder, Error> {
     Err(Error::unsupported("--far-devices gpu", "a program that was built with the feature hca"))
 }
 

@@ -70,7 +70,7 @@ fn row(
 ) -> Result<(), Failure> {
     let network = Between { args: &args.far, far_lanes: args.far_lanes.map(Queues::from), ranks: plan.ranks };
     cut.admit(plan).map_err(Failure::bad_input)?;
-    let times = run_nodes(plan, cut, |builder| network.over(builder, false)).map_err(Failure::failed)?;
+    let times = run_nodes(plan, cut, |builder| network.over(builder, None)).map_err(Failure::failed)?;
     let NodesTimes { window, dispatch, combine, far_bytes, wrong } = times;
     if wrong > 0 {
         return Err(Failure::failed(format_args!("{wrong} values came back wrong, {name}, {plan:?}, {cut:?}")));
