@@ -45,6 +45,7 @@
 
 mod others;
 mod player;
+mod post;
 mod registers;
 mod tables;
 
@@ -59,8 +60,9 @@ use soft_hca::{Fabric, Link, Model, Progress, Work};
 
 use crate::driver::{Device, Stream};
 use crate::error::CudaError;
-use others::{Heard, Others};
+use others::Others;
 use player::Player;
+use post::Heard;
 pub(crate) use registers::Registers;
 
 /// How fast adapters are, and how much of a GPU each takes.
@@ -258,7 +260,7 @@ impl Carrier {
         if let Some(looked) = self.look() {
             return looked;
         }
-        let news = self.others.as_ref().map(|others| others.pass_on(fabric)).transpose()?;
+        let news = self.others.as_ref().map(|others| others.learn(fabric)).transpose()?;
         fabric.hand_over(|work| self.take(&work, news))
     }
 
@@ -266,11 +268,11 @@ impl Carrier {
     fn look(&self) -> Option<Result<(), CudaError>> {
         let mut players = self.players();
         if let Some(others) = &self.others {
-            if others.has_mail() {
+            if others.post.has_mail() {
                 // It may say so.
                 return Some(Ok(()));
             }
-            if others.has_news() {
+            if others.post.has_news() {
                 self.is_stale.store(true, Ordering::Release);
             }
         }
@@ -282,20 +284,20 @@ impl Carrier {
     fn hear(&self, ends: &AtomicBool) {
         let Some(others) = &self.others else { return };
         while !ends.load(Ordering::Relaxed) {
-            others.listen(LISTENS);
+            others.post.listen(LISTENS);
             // Before a message is taken in: nobody launches what it takes back.
             let mut players = self.players();
-            while let Some(heard) = others.hear() {
+            while let Some(heard) = others.post.hear() {
                 match heard {
                     Heard::Withdrawn(card, number) => {
-                        if others.is_known(card) {
+                        if others.post.is_known(card) {
                             self.is_stale.store(true, Ordering::Release);
                             players.iter_mut().for_each(Player::stop);
                         }
-                        others.forget(card, number);
+                        others.post.forget(card, number);
                     }
                     Heard::Shown(card, number, file) => {
-                        if others.see(card, number, file) {
+                        if others.post.see(card, number, file) {
                             self.is_stale.store(true, Ordering::Release);
                         }
                     }
@@ -309,7 +311,7 @@ impl Carrier {
     /// is taken later, as it is where others have shown something else since then than what `news` counts.
     fn take(&self, work: &Work, news: Option<u64>) -> Result<(), CudaError> {
         let mut players = self.players();
-        let is_old = self.others.as_ref().is_some_and(|others| !others.takes(news));
+        let is_old = self.others.as_ref().zip(news).is_some_and(|(others, news)| !others.post.pass_on(news));
         if is_old || players.iter().any(Player::runs) {
             return Ok(());
         }
@@ -333,7 +335,7 @@ impl soft_hca::Carrier for Carrier {
     fn alters(&self, card: usize) {
         let is_own = |player: &Player| player.card() == card;
         if let Some(others) = self.others.as_ref().filter(|_| self.players().iter().any(is_own)) {
-            others.withdraw();
+            others.post.withdraw();
         }
     }
 
