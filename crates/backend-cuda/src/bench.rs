@@ -8,6 +8,7 @@ mod nodes;
 mod plan;
 mod processes;
 mod pulled;
+mod puts;
 mod whole;
 
 use std::fmt::Write as _;
@@ -28,6 +29,7 @@ pub use plan::{Choice, Plan};
 use plan::{fill, route};
 pub use processes::run_member;
 pub use pulled::{Outboxes, PulledTimes, pulled_table, run_pulled};
+pub use puts::{PutTimes, run_puts};
 
 use crate::memory;
 use crate::node::Node;

@@ -188,7 +188,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) ep_probe_kernel(const __gri
     const ep_u64 deadline = ep_now() + ((const ep_u64*)a.allowed)[blockIdx.x];
     for (ep_u32 at = first_of[blockIdx.x]; at < first_of[blockIdx.x + 1]; ++at) {
         const EpSaw* saws = (const EpSaw*)a.saw + at;
-        const EpSaw saw = ep_take_step(r, ((const EpStep*)a.steps)[at], saws, at - first_of[blockIdx.x], deadline, stage);
+        const ep_u64 since = ep_now();
+        EpSaw saw = ep_take_step(r, ((const EpStep*)a.steps)[at], saws, at - first_of[blockIdx.x], deadline, stage);
+        /* What a verb takes that waits for nobody else. */
+        if (saw.waited == 0) saw.waited = ep_now() - since;
         if (threadIdx.x == 0) ((EpSaw*)a.saw)[at] = saw;
         __syncthreads();
     }

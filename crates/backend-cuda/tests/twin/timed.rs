@@ -1,7 +1,9 @@
 //! The measurement of calls over nodes: its ranks meet, and what comes back is compared.
 
+use std::time::Duration;
+
 use ep_core::{Element, Placement};
-use ep_cuda::bench::{Choice, NodesCut, Plan, run_nodes};
+use ep_cuda::bench::{Choice, NodesCut, Plan, run_nodes, run_puts};
 use ep_loop::Loop;
 use libtest_mimic::{Failed, Trial};
 
@@ -28,5 +30,8 @@ fn measures() -> Result<(), Failed> {
         let least = times.far_bytes[0] as f64 / 1e3;
         assert!(times.wrong == 0 && times.dispatch > least && times.combine > least, "{times:?}, {least} us");
     }
+    let late = Loop::new().latency(Duration::from_millis(2))?;
+    let times = run_puts(7168, |builder| Ok(builder.far(late)))?;
+    assert!(times.one_way >= 2000.0 && times.slow >= times.one_way && times.posted < times.one_way, "{times:?}");
     Ok(())
 }

@@ -80,7 +80,7 @@ c_struct! {
         pub status: u64,
         /// Of the cell.
         pub value: u64,
-        /// Nanoseconds.
+        /// Nanoseconds that it took.
         pub waited: u64,
     }
 }
@@ -117,7 +117,7 @@ pub struct Saw {
     pub ended: Ended,
     /// The value of a cell.
     pub value: u64,
-    /// How long it waited.
+    /// How long it took.
     pub waited: Nanos,
     /// What a read copied.
     pub bytes: Vec<u8>,

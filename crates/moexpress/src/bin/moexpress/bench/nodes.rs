@@ -2,7 +2,7 @@
 
 use ep_core::layout::Queues;
 use ep_core::{Element, Placement};
-use ep_cuda::bench::{Choice, NodesCut, NodesTimes, Plan, run_nodes};
+use ep_cuda::bench::{Choice, NodesCut, NodesTimes, Plan, PutTimes, run_nodes, run_puts};
 use serde_json::json;
 
 use super::table::{ELEMENTS, Table};
@@ -31,6 +31,7 @@ pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
         args.far.far.map_or_else(String::new, name_of),
         args.repetitions,
     ));
+    puts(args, &mut table)?;
     table.line("       tokens  SMs          channels    MiB  dispatch   GB/s  share   combine   GB/s  share");
     let low_latency = args.mode == Some(Mode::LowLatency);
     for (name, element) in ELEMENTS {
@@ -54,6 +55,24 @@ pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
         }
     }
     table.print(args, html)
+}
+
+/// Bytes of a put that is timed by itself: a row of low latency.
+const PUT: u64 = 14336;
+
+/// What one put and its publish take.
+fn puts(args: &BenchArgs, table: &mut Table) -> Result<(), Failure> {
+    let network = Between { args: &args.far, far_lanes: args.far_lanes.map(Queues::from), ranks: 2 };
+    let times = run_puts(PUT, |builder| network.over(builder, None)).map_err(Failure::failed)?;
+    let PutTimes { one_way, slow, posted } = times;
+    table.line(format_args!(
+        "a put of {PUT} bytes and its publish arrive within {one_way:.1} us, nine of ten within {slow:.1}; posted in {posted:.1}\n"
+    ));
+    table.row(json!({
+        "mode": "put", "bytes": PUT, "far": args.far.far.map(name_of), "far_rate_gb_s": args.far.far_rate,
+        "one_way_us": one_way, "one_way_p90_us": slow, "posted_us": posted,
+    }));
+    Ok(())
 }
 
 fn plan(args: &BenchArgs, ranks: u32, tokens: u32, element: Element) -> Plan {
