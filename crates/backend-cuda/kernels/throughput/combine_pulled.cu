@@ -75,10 +75,7 @@ EP_DEV EpItem ep_returned_item(const EpRank& r, const EpCombinePulledArgs& a, ep
 EP_DEV void ep_count_stored(const EpFlow& flow, const ep_u32* log, ep_u32* done, ep_u32* counted) {
     if (ep_warp_lane() == 0 && *counted < flow.stored) {
         ep_fence_block();
-        for (ep_u32 row = *counted; row < flow.stored; ++row) {
-            volatile ep_u32* of = done + log[row % EP_LAID_LOG];
-            *of = *of + 1;
-        }
+        for (ep_u32 row = *counted; row < flow.stored; ++row) ep_atomic_add(done + log[row % EP_LAID_LOG], 1u);
     }
     *counted = flow.stored;
 }
@@ -145,7 +142,7 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpCombinePulledArgs& a, const
             const ep_u32 taken = end.slots > room || end.told == end.slots ? ep_taken(r, peer, c.track, end, end.told) : 0;
             if (taken == end.slots) end.seen = taken;
             const ep_u32 limit = taken >= end.slots || end.slots - taken <= room ? end.slots : taken + room;
-            if (limit > end.limit) *(volatile ep_u32*)&end.limit = limit;
+            if (limit > end.limit) ep_tell_word(&end.limit, limit);
             const ep_u32 ready = ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA) ? limit : ep_rows_laid(a, c, ranks, peer);
             news |= ready - end.told >= chunk;
             if (ep_is_due(ready, end.told, chunk, end.slots, idle) || (ready > end.told && ready == limit)) {

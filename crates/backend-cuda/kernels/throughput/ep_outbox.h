@@ -36,10 +36,12 @@ struct EpOutboxEnd {
 
 static_assert(sizeof(EpOutboxEnd) == EP_OUTBOX_END_BYTES, "the host makes room for another EpOutboxEnd");
 
-/* A count that one warp writes and others read: what it counts is there for whoever fences after the read. By one thread. */
+/* A word that one warp writes while others read it: by an atomic, as racecheck takes any other store for a race. By one thread. */
+EP_DEV void ep_tell_word(ep_u32* at, ep_u32 word) { ep_atomic_exchange(at, word); }
+/* The same of a count: what it counts is there for whoever fences after the read. */
 EP_DEV void ep_tell_count(ep_u32* at, ep_u32 count) {
     ep_fence_block();
-    *(volatile ep_u32*)at = count;
+    ep_tell_word(at, count);
 }
 EP_DEV ep_u32 ep_count_of(const ep_u32* at) { return *(const volatile ep_u32*)at; }
 

@@ -92,10 +92,8 @@ EP_DEV bool ep_pull_is_vain(const EpRank& r, const EpDispatchPulledArgs& a, cons
 EP_DEV void ep_count_pulled(const EpRank& r, const EpPulled& c, const EpFlow& flow, ep_u32 index, ep_u32* counted) {
     if (ep_warp_lane() == 0 && *counted < flow.loaded) {
         ep_fence_block();
-        for (ep_u32 piece = *counted; piece < flow.loaded; ++piece) {
-            volatile ep_u32* done = c.pulled + index * r.w.ranks + c.log[index * EP_PULLED_LOG + piece % EP_PULLED_LOG];
-            *done = *done + 1;
-        }
+        for (ep_u32 piece = *counted; piece < flow.loaded; ++piece)
+            ep_atomic_add(c.pulled + index * r.w.ranks + c.log[index * EP_PULLED_LOG + piece % EP_PULLED_LOG], 1u);
     }
     __syncwarp();
     *counted = flow.loaded;

@@ -156,7 +156,7 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
         }
         const ep_u32 least = __reduce_min_sync(EP_FULL, freed);
         const ep_u32 limit = least >= c.tokens || c.tokens - least <= a.window ? c.tokens : least + a.window;
-        if (lane == 0 && limit > *c.limit) *(volatile ep_u32*)c.limit = limit;
+        if (lane == 0 && limit > *c.limit) ep_tell_word(c.limit, limit);
         ep_u32 ready = ep_units_done(c.laid, a.copiers);
         const ep_u32 heads = ep_heads_written(a, c);
         ready = heads < ready ? heads : ready;
