@@ -33,6 +33,13 @@ impl DoorAddress {
         bytes
     }
 
+    /// Whether its process has it open still: not once that has ended. Nothing is sent there.
+    pub fn is_there(&self) -> bool {
+        let asked = || UnixDatagram::unbound()?.connect_addr(&SocketAddr::from_abstract_name(self.name)?);
+        // What else fails says nothing of it.
+        !asked().is_err_and(|error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
     /// What was told; none where that has another size.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (name, token) = bytes.split_first_chunk()?;
@@ -165,6 +172,7 @@ mod tests {
     fn who_is_gone_is_told_of() {
         let (here, gone) = (Door::open().unwrap(), Door::open().unwrap().address());
         assert!(here.send(&gone, b"", None).is_err());
+        assert!(here.address().is_there() && !gone.is_there());
     }
 
     #[test]

@@ -17,8 +17,8 @@ use crate::objects::{CardState, Qp};
 ///
 /// Its calls come while the fabric is locked: an implementation calls nothing of the fabric from within.
 pub trait Carrier: Send + Sync + fmt::Debug {
-    /// Stops. On return nothing of any card's queues or memory is read or written any more until the next
-    /// [`Fabric::hand_over`](crate::Fabric::hand_over). Says how far the queue pairs of this card have come, and each time it has come only once.
+    /// Stops. On return this process reads or writes nothing of any card's queues or memory any more until the next
+    /// [`Fabric::hand_over`](crate::Fabric::hand_over); others may, until [`alters`](Self::alters). Says how far the queue pairs of this card have come, and each time it has come only once.
     fn halt(&self, card: usize) -> Vec<Progress>;
 
     /// Something of a card is about to change that peers see of it ([`Fabric::show`](crate::Fabric::show)). Where these are other processes, none of them
@@ -164,11 +164,11 @@ impl CardState {
     /// Before anything changes that its carrier or its peers were told of.
     pub(crate) fn alters(&mut self) {
         self.halt();
-        self.shows_more();
+        self.changes_face();
     }
 
-    /// Before there is more to it that peers may see.
-    pub(crate) fn shows_more(&self) {
+    /// Before what peers may see of it changes.
+    pub(crate) fn changes_face(&self) {
         if let Some(carrier) = &self.carrier {
             carrier.alters(usize::from(self.number));
         }
@@ -177,7 +177,15 @@ impl CardState {
     /// Stops the carrier, where there is one, and takes over how far it has come.
     pub(crate) fn halt(&mut self) {
         let Some(carrier) = self.carrier.clone() else { return };
-        for progress in carrier.halt(usize::from(self.number)) {
+        let all = carrier.halt(usize::from(self.number));
+        let breaks = |progress: &Progress| {
+            progress.syndrome != 0 && self.qps.get(&progress.number).is_some_and(|qp| qp.state == QpState::ReadyToSend)
+        };
+        if all.iter().any(breaks) {
+            // A queue pair that is broken takes nothing any more.
+            self.changes_face();
+        }
+        for progress in all {
             let Some(qp) = self.qps.get_mut(&progress.number) else { continue };
             let done = progress.retired.saturating_sub(qp.retired);
             self.counts.elements += done;

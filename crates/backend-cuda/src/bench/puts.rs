@@ -27,11 +27,10 @@ pub struct PutTimes {
 /// # Errors
 /// [`Error::Invalid`] for bytes; what is missing; [`Error::Broken`] where a message does not come.
 pub fn run_puts(bytes: u64, over: impl FnOnce(Builder) -> Result<Builder, Error>) -> Result<PutTimes, Error> {
-    let room = bytes.next_multiple_of(1 << 12);
     if !(1..=1 << 20).contains(&bytes) {
         return Err(Error::invalid("bytes of a put", bytes, format_args!("1 to {}", 1 << 20)));
     }
-    let topology = Topology::new(2, 1)?;
+    let (room, topology) = (bytes.next_multiple_of(1 << 12), Topology::new(2, 1)?);
     let shape = Shape::builder().experts(2).topk(1).hidden(128).max_tokens(16).build()?;
     let settings = Cluster::settings(&shape, &topology, Some(1)).placement(Placement::Direct).arena_bytes(2 * room);
     let settings = settings.build()?;

@@ -143,7 +143,7 @@ impl Hca {
     /// other their queue pairs and windows. Adapters have the ranks' numbers.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and [`Error::Unsupported`] with the rank that did not come, or runs on another host.
+    /// Those of [`new`](Self::new), and [`Error::Unsupported`] with the rank that did not come, runs on another host, or whose GPU is out of reach.
     pub fn between_processes(gpu: usize, pace: Pace, member: &Member) -> Result<Arc<Self>, Error> {
         let (own, ranks) = (member.rank().index(), member.world() as usize);
         let made = || {
@@ -205,7 +205,11 @@ impl Drop for Hca {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
-        self.carrier.players().iter_mut().for_each(Player::stop);
+        let mut players = self.carrier.players();
+        players.iter_mut().for_each(Player::stop);
+        if let Some(others) = self.carrier.others.as_ref().filter(|_| players.iter().any(Player::runs)) {
+            others.keep_mapped();
+        }
     }
 }
 
@@ -255,12 +259,12 @@ impl Carrier {
 
     fn step(&self, fabric: &Fabric) -> Result<(), CudaError> {
         if let Some(others) = &self.others {
-            others.tell(fabric)?;
+            others.tell(fabric);
         }
         if let Some(looked) = self.look() {
             return looked;
         }
-        let news = self.others.as_ref().map(|others| others.learn(fabric)).transpose()?;
+        let news = self.others.as_ref().map(|others| others.learn(fabric));
         fabric.hand_over(|work| self.take(&work, news))
     }
 
@@ -294,7 +298,10 @@ impl Carrier {
                             self.is_stale.store(true, Ordering::Release);
                             players.iter_mut().for_each(Player::stop);
                         }
-                        others.post.forget(card, number);
+                        // Whoever asks does so again.
+                        if !players.iter().any(Player::runs) {
+                            others.post.forget(card, number);
+                        }
                     }
                     Heard::Shown(card, number, file) => {
                         if others.post.see(card, number, file) {

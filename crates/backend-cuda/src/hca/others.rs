@@ -4,7 +4,7 @@
 //! there before what came was heard; one that was stopped in the middle of a launch may carry out what it had been told. Cards of processes that have
 //! ended do not answer.
 //!
-//! Locks are taken in this order: the fabric's, the players', that of what was said.
+//! Locks are taken in this order: the fabric's, the players', that of what was said, that of what is mapped.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,8 +16,9 @@ use soft_hca::{Fabric, Face};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::post::{Post, Seen};
-use crate::driver::{Block, Device, Imported, MemoryHandle};
+use crate::driver::{Block, Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
+use crate::node::PATIENCE as MEETING;
 
 type U32 = zerocopy::little_endian::U32;
 type U64 = zerocopy::little_endian::U64;
@@ -41,11 +42,18 @@ impl Others {
     /// Of all processes of `member`, each of which plays its rank's card on its `device`.
     ///
     /// # Errors
-    /// Those of [`Post::met`].
+    /// Those of [`Post::met`]; [`Error::Unsupported`] with the rank whose GPU this one does not reach.
     pub(super) fn met(device: &Arc<Device>, member: &Member) -> Result<Self, Error> {
+        let post = Post::met(member)?;
+        try_memory(device, member)?;
         let blocks = (0..member.world()).map(|_| Vec::new()).collect();
         let mapped = Mutex::new(Mapped { blocks, here: HashMap::new() });
-        Ok(Self { post: Post::met(member)?, device: Arc::clone(device), mapped })
+        Ok(Self { post, device: Arc::clone(device), mapped })
+    }
+
+    /// Keeps memory of other processes mapped for good: a kernel may use it that nobody could end.
+    pub(super) fn keep_mapped(&self) {
+        std::mem::forget(std::mem::take(&mut self.mapped().here));
     }
 
     fn mapped(&self) -> MutexGuard<'_, Mapped> {
@@ -53,19 +61,19 @@ impl Others {
     }
 
     /// Shows the own card where it is not shown, and sees who has ended.
-    ///
-    /// # Errors
-    /// Where memory that peers may name cannot be named to them, or the system has no file for it.
-    pub(super) fn tell(&self, fabric: &Fabric) -> Result<(), CudaError> {
+    pub(super) fn tell(&self, fabric: &Fabric) {
         if self.post.is_due() {
-            // Under the fabric's lock: it is withdrawn before anything of it changes.
-            let (face, number) = fabric.show(self.post.me(), |face| (face, self.post.hold()));
+            // Under the fabric's lock: it is withdrawn before anything of it changes. It may have changed before that was to be had.
+            let held = fabric.show(self.post.me(), |face| self.post.is_due().then(|| (face, self.post.hold())));
             let problem =
                 |error| CudaError::Meeting { problem: format!("a file for what an adapter is like: {error}") };
-            self.post.show(number, &self.shown(face)?.to_bytes()).map_err(problem)?;
+            let show = |(face, number)| self.post.show(number, &self.shown(face)?.to_bytes()).map_err(problem);
+            if let Err(error) = held.map_or(Ok(()), show) {
+                tracing::warn!(%error, "other processes cannot be told what an adapter is like");
+                self.post.let_go();
+            }
         }
         self.post.tell();
-        Ok(())
     }
 
     fn shown(&self, face: Face) -> Result<Shown, CudaError> {
@@ -78,31 +86,38 @@ impl Others {
         Ok(Shown { face, blocks })
     }
 
-    /// Tells the fabric what others have shown, and maps their memory. How often it has changed what they show.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`], where a block cannot be mapped; [`CudaError::Meeting`] with the rank that shows what cannot be read.
-    pub(super) fn learn(&self, fabric: &Fabric) -> Result<u64, CudaError> {
+    /// Tells the fabric what others have shown, and maps their memory. How often it has changed what they show. A card of which nothing can be made does
+    /// not answer.
+    pub(super) fn learn(&self, fabric: &Fabric) -> u64 {
         let (news, seen) = self.post.seen();
         for (card, seen) in seen.into_iter().enumerate().filter(|(card, _)| *card != self.post.me()) {
             let shown = match seen {
                 Seen::Hidden => None,
-                Seen::Shown(bytes) => Some(Shown::from_bytes(card, &bytes).ok_or_else(|| CudaError::Meeting {
-                    problem: format!("rank {card} shows an adapter of {} bytes, which cannot be read", bytes.len()),
-                })?),
+                Seen::Shown(bytes) => Some(self.map(card, &bytes).unwrap_or_else(|error| {
+                    tracing::warn!(rank = card, %error, "an adapter of another process is out of reach");
+                    Shown::default()
+                })),
                 // Nothing answers there any more.
                 Seen::Ended => Some(Shown::default()),
             };
-            let mut mapped = self.mapped();
-            for block in shown.iter().flat_map(|shown| &shown.blocks) {
-                if let Entry::Vacant(place) = mapped.here.entry(block.handle) {
-                    place.insert(Imported::open(&self.device, block.handle)?);
-                }
-            }
-            mapped.blocks[card] = shown.as_ref().map(|shown| shown.blocks.clone()).unwrap_or_default();
+            self.mapped().blocks[card] = shown.as_ref().map(|shown| shown.blocks.clone()).unwrap_or_default();
             fabric.see(card, shown.map(|shown| shown.face));
         }
-        Ok(news)
+        news
+    }
+
+    /// What a process shows, whose memory is mapped here.
+    fn map(&self, card: usize, told: &[u8]) -> Result<Shown, CudaError> {
+        let shown = Shown::from_bytes(card, told).ok_or_else(|| CudaError::Meeting {
+            problem: format!("what it shows has {} bytes, and cannot be read", told.len()),
+        })?;
+        let mut mapped = self.mapped();
+        for block in &shown.blocks {
+            if let Entry::Vacant(place) = mapped.here.entry(block.handle) {
+                place.insert(Imported::open(&self.device, block.handle)?);
+            }
+        }
+        Ok(shown)
     }
 
     /// Where this process sees memory that lies at `base` in the process of a card; none where that was not shown.
@@ -120,6 +135,34 @@ impl Block {
     fn holds(&self, base: u64, bytes: u64) -> bool {
         base.checked_sub(self.base).and_then(|at| at.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
     }
+}
+
+/// Maps a block of each of the others, and lets go of it: so a GPU that is out of reach is found before there is something to lose.
+fn try_memory(device: &Arc<Device>, member: &Member) -> Result<(), Error> {
+    let made = || {
+        let stream = Stream::new(device, 0)?;
+        let block = DeviceMemory::zeroed(&stream, 8)?;
+        stream.synchronize()?;
+        Ok((block.handle()?, block))
+    };
+    let own = made().map_err(|error: CudaError| error.into());
+    let told = |own: &(MemoryHandle, DeviceMemory)| own.0.to_bytes().to_vec();
+    let (own, told) = member.try_all_gather(own, told, MEETING, CudaError::meeting)?;
+    let open = |(rank, told): (u32, Option<Vec<u8>>)| {
+        let handle = told.and_then(|told| told.try_into().ok()).filter(|_| rank != member.rank().0);
+        handle.map_or(Ok(()), |handle| match Imported::open(device, MemoryHandle::from_bytes(handle)) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let what = format_args!("an adapter beside that of rank {rank} ({error})");
+                Err(Error::unsupported(what, "GPUs that reach each other, all visible to each process of one user"))
+            }
+        })
+    };
+    let reached = (0..).zip(told).try_for_each(open);
+    // Nobody's block goes before all have tried.
+    member.try_all_gather(reached, |()| Vec::new(), MEETING, CudaError::meeting)?;
+    drop(own);
+    Ok(())
 }
 
 /// What a process shows.

@@ -95,7 +95,7 @@ impl Player {
             last,
             tables,
         });
-        self.look(registers)
+        Ok(())
     }
 
     /// Sees whether the kernel has ended, and launches it where there is something to do.
@@ -136,7 +136,7 @@ impl Player {
             mode: Mode::Plain,
         };
         // SAFETY: the kernel's one parameter. What it names stays as long as it runs: tables until `collect`, and memory that cards know until
-        // they have called `halt`.
+        // they have called `halt`; of other processes, what is mapped here, as long as players run.
         unsafe { self.kernel.launch_alone(self.stream.device(), self.stream.raw() as usize, shape, &args) }?;
         self.running = Some(self.stream.record(false)?);
         Ok(())

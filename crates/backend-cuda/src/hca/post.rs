@@ -35,6 +35,9 @@ const BURST: Duration = Duration::from_millis(1);
 /// Time between two looks at who has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Bytes of what is shown, at most.
+const MOST: u64 = 1 << 26;
+
 type U32 = zerocopy::little_endian::U32;
 type U64 = zerocopy::little_endian::U64;
 
@@ -42,14 +45,14 @@ type U64 = zerocopy::little_endian::U64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, IntoBytes, Immutable, Unaligned, KnownLayout)]
 #[repr(u8)]
 enum Kind {
-    /// Nothing: whoever can send it knows that the other has not ended.
-    Alive,
     /// What was shown before this number does not hold any more.
     Withdrawn,
     /// Nobody here goes by that.
     Answered,
     /// What holds, in a file.
     Shown,
+    /// What was shown could not be read: it is to be shown again.
+    Again,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, TryFromBytes, IntoBytes, Immutable, Unaligned, KnownLayout)]
@@ -98,6 +101,8 @@ struct Other {
     /// Of what this process says: how much it has answered, and what it was sent.
     answered: u64,
     sent: Option<u64>,
+    /// It was waited for in vain: nobody waits for it before it answers again.
+    is_left: bool,
     /// Of what it says: the latest number, and what it has shown with it.
     number: u64,
     seen: Seen,
@@ -149,7 +154,7 @@ impl Post {
         };
         let doors = (0..).map(Rank).zip(told).map(address).collect::<Result<Vec<_>, CudaError>>()?;
         let this = Self::of(me.index(), door, doors);
-        let stranger = (0..this.doors.len()).find(|&rank| this.send(rank, Kind::Alive, 0, None) == Sent::Ended);
+        let stranger = (0..this.doors.len()).find(|&rank| this.has_ended(rank));
         let reached = stranger.map_or(Ok(()), |rank| {
             let what = format_args!("the adapter of rank {rank} beside those of other processes");
             Err(Error::unsupported(what, "ranks on one host, in one container: their GPUs play the adapters"))
@@ -193,6 +198,11 @@ impl Post {
         }
     }
 
+    /// Whether the process of a rank has ended. Asked without a message: one that is stopped has room for few.
+    fn has_ended(&self, rank: usize) -> bool {
+        self.doors[rank].as_ref().is_some_and(|door| !door.is_there())
+    }
+
     // ---- what this process says ----
 
     /// Takes back what was shown. Returns when nobody goes by it any more.
@@ -202,33 +212,40 @@ impl Post {
 
     fn withdraw_within(&self, patience: Duration) {
         let mut said = self.said();
-        said.altered = Instant::now();
-        if !std::mem::take(&mut said.holds) {
-            return;
+        if std::mem::take(&mut said.holds) {
+            said.number += 1;
+            said = self.wait(said, patience);
         }
-        said.number += 1;
+        // Behind the wait: the next change of the burst comes at once.
+        said.altered = Instant::now();
+    }
+
+    /// Waits until all have answered but those that have ended, or were left behind before.
+    fn wait<'a>(&'a self, mut said: MutexGuard<'a, Said>, patience: Duration) -> MutexGuard<'a, Said> {
         let (number, until) = (said.number, Instant::now() + patience);
         let mut ask_at = Instant::now();
         loop {
             let is_due = Instant::now() >= ask_at;
             let mut silent = None;
             for (rank, _) in self.doors.iter().enumerate().filter(|(_, door)| door.is_some()) {
-                if said.others[rank].seen == Seen::Ended || said.others[rank].answered >= number {
+                let other = &said.others[rank];
+                if other.seen == Seen::Ended || other.answered >= number {
                     continue;
                 }
+                let is_left = other.is_left;
                 if is_due && self.send(rank, Kind::Withdrawn, number, None) == Sent::Ended {
                     said.end(rank);
-                } else {
+                } else if !is_left {
                     silent = Some(rank);
                 }
             }
-            let Some(silent) = silent else { return };
+            let Some(silent) = silent else { return said };
             if Instant::now() > until {
                 tracing::warn!(
                     rank = silent,
                     "a process does not say that it has stopped to write here: it is left behind"
                 );
-                return;
+                said.others[silent].is_left = true;
             }
             if is_due {
                 ask_at = Instant::now() + AGAIN;
@@ -241,6 +258,12 @@ impl Post {
     pub(super) fn is_due(&self) -> bool {
         let said = self.said();
         !said.holds && said.altered.elapsed() >= BURST
+    }
+
+    /// It could not be shown after all: that is tried again.
+    pub(super) fn let_go(&self) {
+        let mut said = self.said();
+        (said.holds, said.altered) = (false, Instant::now());
     }
 
     /// What this process has now is shown from here on: it is [withdrawn](Self::withdraw) before it changes. Its number.
@@ -274,11 +297,14 @@ impl Post {
                 continue;
             }
             let file = said.file.as_ref().filter(|(of, _)| *of == number && said.holds).map(|(_, file)| file);
-            let shows = file.is_some() && said.others[rank].sent != Some(number);
+            let other = &said.others[rank];
+            let shows = file.is_some() && other.sent != Some(number) && !other.is_left;
             let sent = match (shows, looks) {
                 (true, _) => self.send(rank, Kind::Shown, number, file),
-                (false, true) => self.send(rank, Kind::Alive, 0, None),
-                (false, false) => continue,
+                // It has room for few messages, and may not have heard that something does not hold.
+                (false, true) if other.answered < number => self.send(rank, Kind::Withdrawn, number, None),
+                (false, true) if self.has_ended(rank) => Sent::Ended,
+                (false, _) => continue,
             };
             match sent {
                 Sent::There if shows => said.others[rank].sent = Some(number),
@@ -318,12 +344,23 @@ impl Post {
             (Kind::Withdrawn, _) => Heard::Withdrawn(from, number),
             (Kind::Shown, Some(file)) => Heard::Shown(from, number, file),
             (Kind::Answered, _) => {
-                let answered = &mut self.said().others[from].answered;
-                *answered = number.max(*answered);
+                let mut said = self.said();
+                let latest = said.number;
+                let other = &mut said.others[from];
+                other.answered = number.max(other.answered);
+                other.is_left &= other.answered < latest;
                 self.has_answered.notify_all();
                 Heard::Else
             }
-            (Kind::Alive | Kind::Shown, _) => Heard::Else,
+            (Kind::Again, _) => {
+                self.said().others[from].sent = None;
+                Heard::Else
+            }
+            // Of a process that may open no more files.
+            (Kind::Shown, None) => {
+                self.send(from, Kind::Again, number, None);
+                Heard::Else
+            }
         })
     }
 
@@ -350,6 +387,7 @@ impl Post {
             Ok(bytes) => bytes,
             Err(error) => {
                 tracing::warn!(rank, %error, "what another process shows cannot be read");
+                self.send(rank, Kind::Again, number, None);
                 return false;
             }
         };
@@ -394,7 +432,11 @@ impl Said {
 /// All of a file that another process has written.
 fn read(file: OwnedFd) -> io::Result<Vec<u8>> {
     let file = File::from(file);
-    let mut bytes = vec![0; file.metadata()?.len() as usize];
+    let len = file.metadata()?.len();
+    if len > MOST {
+        return Err(io::Error::other(format!("it has {len} bytes, at most {MOST} are read")));
+    }
+    let mut bytes = vec![0; len as usize];
     // Other processes read it at the same time, and all descriptors have one place in common.
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
@@ -435,6 +477,12 @@ mod tests {
         post.show(number, bytes).unwrap();
         post.tell();
         number
+    }
+
+    /// Tells the others, and looks who has ended.
+    fn look(post: &Post) {
+        post.said().looked = Instant::now().checked_sub(LOOK).unwrap();
+        post.tell();
     }
 
     #[test]
@@ -498,18 +546,46 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_left_behind() {
-        let [here, _there] = two();
+    fn who_does_not_answer_is_left_behind_once_and_hears_it_all_the_same() {
+        let [here, there] = two();
         show(&here, b"");
         let began = Instant::now();
         here.withdraw_within(Duration::from_millis(50));
         assert!(began.elapsed() >= Duration::from_millis(50));
+        show(&here, b"not for who was left");
+        // Were it waited for again, this would not end.
+        here.withdraw_within(LONG);
+        // What it hears in the end is what holds no more, however little room it has.
+        while there.hear().is_some() {}
+        look(&here);
+        assert!(matches!(hear(&there), Some(Heard::Withdrawn(0, 2))));
+        hear(&here);
+        assert!(!here.said().others[1].is_left, "it has answered");
+    }
+
+    #[test]
+    fn nobody_who_is_stopped_is_sent_more_than_it_must_hear() {
+        let [here, there] = two();
+        (0..100).for_each(|_| look(&here));
+        assert!(!there.has_mail(), "whether it has ended is asked without a message");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_shown_again() {
+        let [here, there] = two();
+        show(&here, b"a card");
+        there.listen(Duration::from_millis(500));
+        assert!(matches!(there.hear(), Some(Heard::Shown(..))), "and is lost here");
+        there.send(0, Kind::Again, 0, None);
+        hear(&here);
+        here.tell();
+        assert!(matches!(hear(&there), Some(Heard::Shown(0, 0, _))));
     }
 
     #[test]
     fn what_found_no_room_is_shown_later() {
         let [here, there] = two();
-        while here.send(1, Kind::Alive, 0, None) == Sent::There {}
+        while here.send(1, Kind::Again, 0, None) == Sent::There {}
         show(&here, b"late");
         while there.hear().is_some() {}
         here.tell();

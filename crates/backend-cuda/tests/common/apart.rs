@@ -36,6 +36,11 @@ impl Apart {
         Self { between, crash: Mutex::new(None) }
     }
 
+    /// Whether adapters are played by GPUs that ranks share: cases have up to four.
+    fn plays_in_turns(&self) -> bool {
+        matches!(self.between, Between::Adapters(_)) && ep_cuda::driver::devices().is_ok_and(|gpus| gpus < 4)
+    }
+
     fn network(&self, builder: Builder, setup: &Setup, member: &Member) -> Result<Builder, Error> {
         match self.between {
             Between::Adapters((pace, adapters)) => adapters(builder, pace, member),
@@ -57,6 +62,9 @@ impl Processes for Apart {
         match what {
             Requirement::Incidents => Some("late and lost messages would take real time: they come with threads"),
             Requirement::ManyRanks => Some("sixteen processes would take turns on a GPU"),
+            Requirement::LowLatency if self.plays_in_turns() => Some(
+                "a process plays its adapter while it has the GPU: where ranks share one, an operation takes too long",
+            ),
             _ => common::lacks(what),
         }
     }

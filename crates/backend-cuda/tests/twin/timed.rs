@@ -32,6 +32,6 @@ fn measures() -> Result<(), Failed> {
     }
     let late = Loop::new().latency(Duration::from_millis(2))?;
     let times = run_puts(7168, |builder| Ok(builder.far(late)))?;
-    assert!(times.one_way >= 2000.0 && times.slow >= times.one_way && times.posted < times.one_way, "{times:?}");
+    assert!(times.one_way >= 2000.0 && times.posted < times.one_way, "{times:?}");
     Ok(())
 }

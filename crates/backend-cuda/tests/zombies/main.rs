@@ -225,7 +225,7 @@ fn main() -> ExitCode {
         let nodes = case.has_nodes();
         let all = std::env::var_os("EP_TWIN_ALL").is_some();
         let takes = on_twin.is_some() && (if nodes { case.kills || all } else { all && case.plan == rank::THROUGHPUT });
-        // Adapters are played where the rank has a GPU to itself.
+        // Each rank plays its adapter on a GPU of its own, if there are two.
         let of_nodes = if case.plan == rank::PLAYED && (1..4).contains(&gpus) { 2 } else { 4 };
         let (world, on_twin) = (if nodes { of_nodes } else { world }, on_twin.clone());
         match absent.clone().filter(|_| !takes) {

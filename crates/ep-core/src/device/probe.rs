@@ -80,7 +80,7 @@ c_struct! {
         pub status: u64,
         /// Of the cell.
         pub value: u64,
-        /// Nanoseconds that it took.
+        /// Nanoseconds: how long it waited; on GPUs how long it took.
         pub waited: u64,
     }
 }
@@ -117,7 +117,7 @@ pub struct Saw {
     pub ended: Ended,
     /// The value of a cell.
     pub value: u64,
-    /// How long it took.
+    /// How long it waited; on GPUs how long it took.
     pub waited: Nanos,
     /// What a read copied.
     pub bytes: Vec<u8>,

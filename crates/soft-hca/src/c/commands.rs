@@ -161,7 +161,10 @@ pub(super) extern "C" fn mlx5dv_devx_obj_destroy(obj: *mut Obj) -> c_int {
                 return Err(failure.errno);
             }
             if handle.kind == Kind::Qp {
-                card.alters();
+                card.halt();
+                if card.qps.get(&id).is_some_and(|qp| qp.state.receives()) {
+                    card.changes_face();
+                }
                 card.qps.remove(&id);
                 card.silence(id);
                 card.gone.insert(id);

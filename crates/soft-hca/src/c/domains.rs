@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::{EHOSTUNREACH, EINVAL, EOPNOTSUPP, finish, in_use, null, object};
 use crate::Link;
 use crate::abi::{self, Ah, AhAttr, Context, Mr, Pd};
+use crate::carrier::Region;
 use crate::complaint::Rule;
 use crate::handles::{self, Handle, Kind};
 use crate::memory::Memory;
@@ -78,7 +79,9 @@ fn register(
                 card.complain(Rule::Memory, format!("{function}: length is 0"));
                 return Err(EINVAL);
             }
-            card.shows_more();
+            if access & Region::REMOTE != 0 {
+                card.changes_face();
+            }
             let id = card.number();
             // Keys of the two kinds differ, so that one taken for the other is found out.
             let (lkey, rkey) = (id << 8 | 0x51, (id ^ 0x80_0000) << 8 | 0xa2);
@@ -155,7 +158,10 @@ pub(super) extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
                 let text = format!("region {id:#x} is deregistered while queue pair {number:#x} is {:?}", qp.state);
                 return in_use(card, text);
             }
-            card.alters();
+            card.halt();
+            if card.mrs.get(&id).is_some_and(|mr| mr.access & Region::REMOTE != 0) {
+                card.changes_face();
+            }
             card.mrs.remove(&id);
             Ok(())
         })

@@ -213,7 +213,11 @@ pub(crate) fn modify(command: &mut Command<'_>, opcode: u16, number: u32) -> Res
         // What was rung before this command reaches the card before it, and is forgotten with the rest.
         bell::look_at(command.card);
     }
-    command.card.alters();
+    command.card.halt();
+    // What takes nothing is not shown.
+    if state.receives() || to.receives() {
+        command.card.changes_face();
+    }
     let input = command.input;
     let qp = command.card.qps.get_mut(&number).expect("looked up above");
     keep(&mut qp.image, input, sets);
