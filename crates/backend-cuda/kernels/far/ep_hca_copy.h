@@ -3,9 +3,9 @@
  * writes names are cut into pieces, which all warps of all blocks take and copy.
  *
  *   job    a batch (EpHcaJob), in the tables, where both blocks find it. A bit of EpHcaState.open says that nobody has taken some piece of it
- *   take   of the batch that was opened first, as the link sends it first: where warps take of all batches alike, all are done late. By an atomic on the
- *          word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before. A ticket is good
- *          for two pieces, as it takes a microsecond. A warp that goes on with a batch asks for nothing else: it has the batch's stretches in registers
+ *   take   by an atomic on the word that has the number of pieces, too: so a ticket is good for the batch whose pieces it counts, whatever was there before.
+ *          A ticket is good for two pieces, as it takes a microsecond. A warp that goes on with a batch asks for nothing else: it has the batch's
+ *          stretches in registers
  *   carry  by way of shared memory (ep_hca_piece.h). A warp fetches a piece while it stores the one before
  *   done   what the engine stores is awaited, all lanes fence for the system, and then the pieces count: whoever has seen the number may tell the peer. A
  *          warp says so of a batch when it has turned to another and stored a piece of that, so that it need not wait for what it has just stored; or at
@@ -19,8 +19,6 @@
 #define EP_HCA_NONE 0xffffffffu
 /* Pieces that a ticket is good for: the one that is fetched next, and the one that is kept. */
 #define EP_HCA_TICKET 2u
-/* Of two batches that are older, in units of ep_hca_time, neither is the older one. */
-#define EP_HCA_OLD 0x3fffffeu
 
 /* A stretch of a job, one a lane; `until`: pieces of it and of all before. */
 struct EpHcaStretch {
@@ -55,9 +53,7 @@ EP_DEV ep_u64 ep_hca_add_acquire(ep_u64* at, ep_u64 by) {
     return ep_hca_add(at, by);
 #endif
 }
-
-/* In units of 16 ns, modulo 2^32. */
-EP_DEV ep_u32 ep_hca_time() { return (ep_u32)(ep_now() / 16); }
+EP_DEV ep_u32 ep_hca_lowest(ep_u64 bits) { return (ep_u32)bits != 0 ? ep_lowest_bit((ep_u32)bits) : 32 + ep_lowest_bit((ep_u32)(bits >> 32)); }
 
 /* ---- a job ---- */
 
@@ -87,7 +83,6 @@ EP_DEV void ep_hca_open(const EpHcaArgs& a, ep_u32 job, ep_u32 pieces) {
     ep_warp_meet();
     if (ep_warp_lane() != 0) return;
     *(volatile ep_u64*)&all->done = 0;
-    *((volatile ep_u32*)ep_hca_state(a)->since + job) = ep_hca_time();
     ep_hca_add(&ep_hca_state(a)->open, 1ull << job);
     ep_fence_sys();
     ep_st_release(&all->pieces, (ep_u64)pieces << 32);
@@ -103,33 +98,7 @@ EP_DEV ep_u32 ep_hca_ask(const EpHcaArgs& a, EpHcaHands& hands, ep_u32 job) {
     return number;
 }
 
-/* The open job that was opened first, or EP_HCA_NONE. Nothing but the order of copies hangs on the answer, which may be old. By a warp. */
-EP_DEV ep_u32 ep_hca_oldest(const EpHcaArgs& a) {
-    const EpHcaState* state = ep_hca_state(a);
-    const ep_u32 lane = ep_warp_lane();
-    /* Both at once: neither waits for the other. */
-    const ep_u64 open = *(const volatile ep_u64*)&state->open;
-    const ep_u64 both = *(const volatile ep_u64*)&state->since[lane];
-    const ep_u32 now = ep_hca_time(), since[2] = {(ep_u32)both, (ep_u32)(both >> 32)};
-    /* The age and the job, + 1. */
-    ep_u32 oldest = 0;
-#pragma unroll
-    for (ep_u32 half = 0; half < 2; ++half) {
-        const ep_u32 job = 2 * lane + half, age = now - since[half];
-        if ((open >> job & 1) == 0) continue;
-        /* What another warp has opened since: not 2^32 units ago. */
-        const ep_u32 key = ((ep_i32)age < 0 ? 0 : age < EP_HCA_OLD ? age : EP_HCA_OLD) * EP_HCA_JOBS + job + 1;
-        oldest = oldest > key ? oldest : key;
-    }
-#pragma unroll
-    for (ep_u32 step = 16; step != 0; step /= 2) {
-        const ep_u32 other = ep_warp_shuffle(oldest, lane ^ step);
-        oldest = oldest > other ? oldest : other;
-    }
-    return oldest == 0 ? EP_HCA_NONE : (oldest - 1) % EP_HCA_JOBS;
-}
-
-/* Takes a piece: the one that is kept, or, if the warp asks, of the job `last`, or of the oldest. By a warp; whether there is one. */
+/* Takes a piece: the one that is kept, or, if the warp asks, of the job `last`, or of the next that has some. By a warp; whether there is one. */
 EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, bool asks, EpHcaPiece& piece) {
     ep_u32 job = hands.last, number = EP_HCA_NONE;
     if (ep_warp_lane() == 0) {
@@ -137,15 +106,15 @@ EP_DEV bool ep_hca_take(const EpHcaArgs& a, EpHcaHands& hands, bool asks, EpHcaP
             number = hands.kept;
             hands.kept = 0;
         } else if (asks && hands.has_more) number = ep_hca_ask(a, hands, job);
-    }
-    number = ep_warp_shuffle(number, 0);
-    if (number == EP_HCA_NONE && asks) {
-        job = ep_hca_oldest(a);
-        if (job != EP_HCA_NONE) {
-            if (ep_warp_lane() == 0) number = ep_hca_ask(a, hands, job);
-            number = ep_warp_shuffle(number, 0);
+        const ep_u64 open = asks && number == EP_HCA_NONE ? *(const volatile ep_u64*)&ep_hca_state(a)->open : 0;
+        if (open != 0) {
+            const ep_u64 above = open >> job << job;
+            job = ep_hca_lowest(above != 0 ? above : open);
+            number = ep_hca_ask(a, hands, job);
         }
     }
+    job = ep_warp_shuffle(job, 0);
+    number = ep_warp_shuffle(number, 0);
     if (number == EP_HCA_NONE) return false;
     ep_warp_meet();
     /* The job has not become another batch's where a piece of it is held: that does not count yet. */

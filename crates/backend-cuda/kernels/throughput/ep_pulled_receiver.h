@@ -44,6 +44,8 @@ EP_DEV bool ep_is_filled(const EpRank& r, const EpPulled& c, ep_u32 index, const
         return false;
     }
     if (tail < end.base + t.first + t.slots) return false;
+    /* All have read it. */
+    __syncwarp();
     if (ep_warp_lane() == 0) *seen = (ep_u32)(tail - end.base);
 #if __CUDA_ARCH__ >= 900
     ep_fence_seen();

@@ -122,8 +122,6 @@ c_struct! {
         pub(crate) over: u32,
         /// Zero.
         pub(crate) reserved: u32,
-        /// When each was opened: u32 `[HCA_JOBS]`.
-        pub(crate) since: [u64; HCA_JOBS as usize / 2],
     }
 }
 

@@ -4,9 +4,13 @@
 mod ahead;
 #[cfg(test)]
 mod blame;
+#[cfg(test)]
+mod bodies;
 mod cache;
 #[cfg(test)]
 mod closed;
+#[cfg(test)]
+mod counters;
 mod cubin;
 #[cfg(test)]
 mod dependent;

@@ -1,9 +1,7 @@
 //! Which functions of the kernels fill or read shared memory that the bulk copy engine overwrites: `docs/cuda.md` says of each what orders
 //! the two, and no device here would notice a missing fence.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use super::bodies::functions;
 
 /// Those whose lanes touch a stage: each fences what it did, before the engine may do more to it.
 const FENCED: [&str; 6] = ["ep_load_piece", "ep_store_piece", "ep_flow_push", "ep_flow_pop", "ep_sum_oldest", "ep_put"];
@@ -17,27 +15,6 @@ const AWAITED: [(&str, &str); 5] = [
     ("ep_hca_finish", "ep_hca_await_stores<0>();"),
     ("ep_hca_work", "ep_hca_await_stores<0>();"),
 ];
-
-/// Bodies of the functions in the kernels' files, by name; of several forms of one all together.
-fn functions() -> BTreeMap<String, String> {
-    let mut functions = BTreeMap::<String, String>::new();
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let folders = fs::read_dir(kernels).expect("a folder of kernels").flatten().map(|entry| entry.path());
-    let files = folders.filter(|path| path.is_dir()).flat_map(|path| fs::read_dir(path).expect("a folder").flatten());
-    for file in files.map(|entry| entry.path()).filter(|path| !path.ends_with("ep_bulk.h")) {
-        let mut name = String::new();
-        for line in fs::read_to_string(&file).expect("text").lines() {
-            if let Some(begun) = line.split("EP_DEV ").nth(1).filter(|_| !line.starts_with(' ')) {
-                let before = begun.split('(').next().unwrap_or_default();
-                name = before.rsplit([' ', '*', '&']).next().unwrap_or_default().to_owned();
-            }
-            let body = functions.entry(name.clone()).or_default();
-            body.push_str(line);
-            body.push('\n');
-        }
-    }
-    functions
-}
 
 #[test]
 fn stages_are_audited_and_fenced() {
