@@ -40,7 +40,7 @@ fn decides(body: &str) -> bool {
                 let before = line[..at].trim_end();
                 let is_name =
                     before.ends_with(|c: char| c.is_alphanumeric() || c == '_') && !before.ends_with("return");
-                !is_name && !(before.is_empty() || before.ends_with([')', '{', ';', '}']))
+                !(is_name || before.is_empty() || before.ends_with([')', '{', ';', '}']))
             })
         })
     })
