@@ -10,6 +10,7 @@ import oracle_elastic
 import pytest
 import torch
 import torch.distributed as dist
+from deep_ep._small import most_small
 from deep_ep.utils.math import align, per_token_cast_to_fp8
 from moexpress import adapter, errors
 
@@ -237,6 +238,26 @@ def check_default_type(rank: int, world: int) -> None:
 
 def test_small_results_by_choice_come_back_whatever_torch_s_default_type_is(two: Any) -> None:
     two.run(check_default_type)
+
+
+def check_bound(rank: int, world: int) -> None:
+    layer, buffer = layer_of(world), make_buffer(num_max_tokens_per_rank=600)
+    batch, rows = oracle.batches(layer, TOKENS[:world])[rank], []
+    for most in (512, 513):
+        before = buffer.stats()["rows_by_low_latency"]
+        x, *_, handle, _ = buffer.dispatch(
+            batch.x, batch.topk_idx, num_experts=layer.experts, num_max_tokens_per_rank=most
+        )
+        rows.append(x)
+        assert (buffer.stats()["rows_by_low_latency"] > before) == (most == 512) and len(x) > 0
+        buffer.combine(x, handle)
+    assert torch.equal(*rows)
+    buffer.destroy()
+
+
+def test_between_two_ranks_batches_of_512_tokens_are_small(two: Any) -> None:
+    assert [most_small(world) for world in (1, 2, 3, 4, 5, 8)] == [512, 512, 256, 170, 128, 128]
+    two.run(check_bound)
 
 
 def check_cached(rank: int, world: int, large: bool) -> None:

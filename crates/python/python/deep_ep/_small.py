@@ -22,8 +22,14 @@ from .utils.math import align
 
 LOG = logging.getLogger("deep_ep")
 
-MOST_TOKENS = 128
-"""Bound on the tokens of a rank. Larger batches are as fast in throughput mode, which takes less memory for them."""
+LEAST_BOUND = 128
+MOST_ROWS = 512
+
+
+def most_small(world: int) -> int:
+    """Bound on the tokens of a rank, of so many ranks: as many as send 512 rows to others, and 128 at least. Larger batches are as fast in throughput
+    mode, whose rows take three quarters of the bytes on the links, and which takes less memory for them."""
+    return max(LEAST_BOUND, MOST_ROWS // max(world - 1, 1))
 
 
 MOST_SLOTS = 1 << 16
@@ -90,7 +96,8 @@ class Small:
 
     def __init__(self, communicators: Communicators, most_tokens: int, by_choice: bool) -> None:
         self.communicators, self.by_choice = communicators, by_choice
-        self.most_tokens = min(most_tokens or MOST_TOKENS, MOST_TOKENS)
+        bound = most_small(communicators.meeting.world)
+        self.most_tokens = min(most_tokens or bound, bound)
         self._too_large: set[Sizes] = set()
         # Those of which both communicators were made.
         self._made: set[Sizes] = set()
