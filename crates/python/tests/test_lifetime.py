@@ -60,9 +60,9 @@ def check_handles_of_gone(rank: int, world: int) -> None:
     x, _, weights, _, handle, _ = job.dispatch(buffer)
     received = x.clone()
     low = low_dispatch(buffer, job)[2]
-    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, 1 << 26, num_max_tokens_per_rank=200, hidden=256)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, 1 << 26, num_max_tokens_per_rank=600, hidden=256)
     given = (job.own.topk_idx, job.own.topk_weights)
-    of_v2 = elastic.dispatch(job.own.x, *given, num_experts=job.layer.experts, num_max_tokens_per_rank=200)[3]
+    of_v2 = elastic.dispatch(job.own.x, *given, num_experts=job.layer.experts, num_max_tokens_per_rank=600)[3]
     made = [one for of in (buffer, elastic) for one in of._communicators._all()]
     assert len(made) == 3 and mapped() - before > 1 << 27
     dist.barrier()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from deep_ep.utils import EventHandle, EventOverlap
 from moexpress._order import HostOrder
 
-MOST = 200
+MOST = 600
 """Tokens of a rank at most, more than a small batch of V2 has."""
 SMALL = 64
 
