@@ -126,7 +126,8 @@ pub(crate) const FAULTS: [Fault; 42] = [
     moment(
         Plant::LowToldEarly,
         "low_latency_two_operations_in_flight",
-        &["number of the low-latency operation", "combined_x", OVERWRITTEN],
+        // What a rank reads that was overwritten is of a later operation: its rows, its results, or who said so.
+        &["number of the low-latency operation", "operation of a low-latency row", "combined_x", OVERWRITTEN],
     ),
     fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
