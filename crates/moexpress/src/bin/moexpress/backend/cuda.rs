@@ -45,8 +45,8 @@ pub(crate) struct Between<'a> {
 impl Between<'_> {
     /// With the network that the arguments name, between threads, or the processes of `member`.
     #[cfg_attr(
-        not(all(feature = "host", target_os = "linux")),
-        expect(unused_variables, reason = "there is no transport")
+        not(all(any(feature = "host", feature = "ibgda"), target_os = "linux")),
+        expect(unused_variables, reason = "no transport asks who is a process")
     )]
     pub(crate) fn over(self, builder: Builder, member: Option<&Member>) -> Result<Builder, Error> {
         let Self { args, far_lanes, ranks } = self;
