@@ -323,11 +323,9 @@ impl Carrier {
             return Ok(());
         }
         self.is_stale.store(false, Ordering::Release);
-        let place = |card, base, bytes| match &self.others {
-            Some(others) => others.place(card, base, bytes),
-            None => Some(base),
-        };
-        players.iter_mut().try_for_each(|player| player.take(work, &self.registers, place))
+        let placed = self.others.as_ref().map(|others| others.placed(work));
+        let work = placed.as_ref().unwrap_or(work);
+        players.iter_mut().try_for_each(|player| player.take(work, &self.registers))
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ep_bootstrap::Member;
 use ep_core::Error;
-use soft_hca::{Fabric, Face};
+use soft_hca::{Fabric, Face, Region, Work};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::post::{Post, Seen};
@@ -120,14 +120,18 @@ impl Others {
         Ok(shown)
     }
 
-    /// Where this process sees memory that lies at `base` in the process of a card; none where that was not shown.
-    pub(super) fn place(&self, card: usize, base: u64, bytes: u64) -> Option<u64> {
-        if card == self.post.me() {
-            return Some(base);
-        }
+    /// The same work with memory of other cards where this process sees it. What they have not shown is left out.
+    pub(super) fn placed(&self, work: &Work) -> Work {
         let mapped = self.mapped();
-        let block = mapped.blocks[card].iter().find(|block| block.holds(base, bytes))?;
-        Some(mapped.here.get(&block.handle)?.address() + (base - block.base))
+        let placed = |region: &Region| {
+            if region.card == self.post.me() {
+                return Some(*region);
+            }
+            let block = mapped.blocks[region.card].iter().find(|block| block.holds(region.base, region.bytes))?;
+            let base = mapped.here.get(&block.handle)?.address() + (region.base - block.base);
+            Some(Region { base, ..*region })
+        };
+        Work { regions: work.regions.iter().filter_map(placed).collect(), ..work.clone() }
     }
 }
 

@@ -69,14 +69,9 @@ impl Player {
         self.card
     }
 
-    /// Takes what there is to do for its card; nothing runs. `place`: where this process sees a card's memory.
-    pub(super) fn take(
-        &mut self,
-        work: &Work,
-        registers: &Registers,
-        place: impl Fn(usize, u64, u64) -> Option<u64>,
-    ) -> Result<(), CudaError> {
-        let mut tables = Tables::of(self.card, work, place);
+    /// Takes what there is to do for its card; nothing runs.
+    pub(super) fn take(&mut self, work: &Work, registers: &Registers) -> Result<(), CudaError> {
+        let mut tables = Tables::of(self.card, work);
         // No more than `registers` maps.
         tables.pages.retain(|page| registers.find(*page).is_some());
         let places: Vec<u64> = tables.pages.iter().filter_map(|page| registers.find(*page)).collect();

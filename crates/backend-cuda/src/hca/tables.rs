@@ -17,16 +17,15 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// `place`: where this process sees memory of a card, if it does.
-    pub(super) fn of(card: usize, work: &Work, place: impl Fn(usize, u64, u64) -> Option<u64>) -> Self {
+    pub(super) fn of(card: usize, work: &Work) -> Self {
         let mut tables = Self {
             pages: work.pages.iter().filter(|page| page.0 == card).map(|page| page.1).collect(),
             ..Self::default()
         };
         for queue in work.queues.iter().filter(|queue| queue.card == card) {
-            let (own, own_count) = tables.domain(work, card, queue.domain, &place);
+            let (own, own_count) = tables.domain(work, card, queue.domain);
             let ((peer, peer_count), rights) = match queue.to {
-                Some((card, domain, rights)) => (tables.domain(work, card, domain, &place), rights),
+                Some((card, domain, rights)) => (tables.domain(work, card, domain), rights),
                 None => ((0, 0), 0),
             };
             let known = row(queue);
@@ -44,17 +43,10 @@ impl Tables {
     }
 
     /// Adds the regions of a domain: the first, and how many.
-    fn domain(
-        &mut self,
-        work: &Work,
-        card: usize,
-        domain: u32,
-        place: &impl Fn(usize, u64, u64) -> Option<u64>,
-    ) -> (u32, u32) {
+    fn domain(&mut self, work: &Work, card: usize, domain: u32) -> (u32, u32) {
         let first = self.regions.len();
         let all = work.regions.iter().filter(|region| (region.card, region.domain) == (card, domain));
-        let placed = |own: &Region| Some(HcaRegion { base: place(card, own.base, own.bytes)?, ..region(own) });
-        self.regions.extend(all.filter_map(placed));
+        self.regions.extend(all.map(region));
         (first as u32, (self.regions.len() - first) as u32)
     }
 }
