@@ -145,7 +145,9 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
     ep_u32 told = 0, idle = 0, before = 0;
     for (ep_u32 spin = 1;; ++spin) {
         ep_u32 freed = EP_FULL, slowest = r.me;
-        for (ep_u32 peer = lane; peer < ranks && (c.tokens > a.window || told == c.tokens); peer += 32) {
+        /* Where there is room for all, nobody's head is waited for before the end. */
+        const bool looks = c.tokens > a.window || told == c.tokens;
+        for (ep_u32 peer = lane; looks && peer < ranks; peer += 32) {
             if (peer == r.me || !ep_takes_part(r, peer)) continue;
             if (ep_planted(r, EP_PLANT_FIRST_READER) && peer != (r.me == 0 ? 1 : 0)) continue;
             const ep_u32 taken = ep_taken(r, peer, c.track, c.out[peer], told);
@@ -173,7 +175,7 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
             told = ready;
             if (ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA)) ep_be_slow();
         }
-        const bool done = told == c.tokens && least >= c.tokens;
+        const bool done = looks && told == c.tokens && least >= c.tokens;
         bool vain = !done && ep_turns_end(r, spin, began);
         for (ep_u32 peer = lane; (done || spin % 64 == 0) && peer < ranks; peer += 32) {
             if (peer == r.me || !ep_takes_part(r, peer)) continue;

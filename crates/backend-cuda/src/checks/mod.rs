@@ -36,12 +36,14 @@ pub struct Checks {
     pub plant: Option<Plant>,
     /// What goes wrong. Exits need nothing: a rank leaves when its endpoint is dropped.
     pub incidents: Vec<Incident>,
+    /// What a verb of a starved rank takes longer; 0: [`SLOWLY`].
+    pub slowly: Nanos,
     /// Events of rings that each rank has room for; 0: none are kept.
     pub events: u32,
 }
 
-/// What a verb of a starved rank takes longer.
-const SLOWLY: Nanos = Nanos(50_000);
+/// What a verb of a starved rank takes longer, where nothing else is said.
+pub const SLOWLY: Nanos = Nanos(50_000);
 
 impl Checks {
     /// Whether windows are filled with a pattern before they are used.
@@ -66,7 +68,9 @@ impl Checks {
         let count = |after: u64| i32::try_from(after).unwrap_or(i32::MAX);
         for incident in &self.incidents {
             match *incident {
-                Incident::Starve { rank } if rank == me => test.slow = limit(SLOWLY),
+                Incident::Starve { rank } if rank == me => {
+                    test.slow = limit(if self.slowly == Nanos(0) { SLOWLY } else { self.slowly })
+                }
                 Incident::Crash { rank, after, .. } if rank == me => (test.crashes, test.verbs) = (1, count(after)),
                 Incident::Delay { from, to, kind, by, after } if from == me => {
                     test.late_to = to.0;

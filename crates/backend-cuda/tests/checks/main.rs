@@ -12,6 +12,8 @@ mod few_blocks;
 #[path = "../common/growing.rs"]
 mod growing;
 mod planted;
+#[path = "../common/slow_reader.rs"]
+mod slow_reader;
 #[path = "../common/specialised.rs"]
 mod specialised;
 #[path = "../common/stalled.rs"]
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
     trials.push(few_blocks::waves(absent, gpus, |cuda| cuda));
     trials.extend(growing::trials(absent));
     trials.extend(specialised::trials(absent));
+    trials.push(slow_reader::trial(absent));
     trials.extend(stalled::trials(absent));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

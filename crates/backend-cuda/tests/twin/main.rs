@@ -28,6 +28,8 @@ mod played;
 mod posted;
 #[path = "../common/recovering.rs"]
 mod recovering;
+#[path = "../common/slow_reader.rs"]
+mod slow_reader;
 #[path = "../common/specialised.rs"]
 mod specialised;
 #[path = "../common/stalled.rs"]
@@ -318,6 +320,7 @@ fn main() -> ExitCode {
         .with(in_turns::trials(absent))
         .with(movers::trials(absent))
         .with(specialised::trials(absent))
+        .with(vec![slow_reader::trial(absent)])
         .with(stalled::trials(absent))
         .with(recovering::trials(absent))
         .with(waiting::trials(absent))
