@@ -12,6 +12,8 @@ pub enum Plant {
     CreditOneRowEarly,
     /// A sender whose rows several ranks pull looks at the head of the first of them only.
     FirstReaderOnly,
+    /// It is done before they have taken everything.
+    OutboxLeftFull,
     /// Rings are cut where a peer's outbox was without waiting for its `done`.
     RingsOverOutboxes,
     /// A sender writes one more than the right position into a row's header.

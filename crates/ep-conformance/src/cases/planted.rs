@@ -132,6 +132,10 @@ fn outboxes<B: Backend>(backend: &B) -> Verdict {
     let rings = Rings::uniform(1, Geometry { slots: 2, chunk: 1, credit: 1 });
     caught(backend, Plant::CreditOneRowEarly, &Scenario { rings, ..busy() }, &["race", "of a row is"])?;
     caught(backend, Plant::FirstReaderOnly, &Scenario { rings, ..busy() }, &["race", "of the ring is", "of a row is"])?;
+    let cached = crate::scenario::Turn { cached: true, ..TURN };
+    let again = vec![TURN, cached, cached];
+    let left = Scenario { rounds: again, tokens: vec![2, 14, 0], ..busy() };
+    caught(backend, Plant::OutboxLeftFull, &left, &["race", "of the ring is", "of a row is"])?;
     caught(backend, Plant::PositionOffByOne, &busy(), &["position of a row", "race", "rows received in all"])?;
     let rings = Rings::uniform(1, Geometry { slots: 3, chunk: 2, credit: 3 });
     caught(backend, Plant::ImpoliteWaiting, &Scenario { rings, ..busy() }, &["deadlock"])

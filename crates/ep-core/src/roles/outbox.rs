@@ -81,7 +81,9 @@ impl<M: Machine> Broadcast<'_, '_, M> {
     async fn taken(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         for at in 0..self.readers.len() {
             let (reader, tail) = (self.readers[at].0, self.readers[at].1.tail());
-            port.wait_any(&[Need { cell: self.head(reader), at_least: tail }]).await?;
+            if !self.operation.plants(Plant::OutboxLeftFull) {
+                port.wait_any(&[Need { cell: self.head(reader), at_least: tail }]).await?;
+            }
             self.readers[at].1.settle();
         }
         Ok(())
