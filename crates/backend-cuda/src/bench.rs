@@ -15,7 +15,8 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use ep_core::layout::{Kind, SLOT_ALIGN};
+use ep_core::layout::{Block, Kind, SLOT_ALIGN};
+use ep_core::port::Offset;
 use ep_core::{Element, Error, Layout, Rank};
 
 use crate::args;
@@ -204,8 +205,8 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
     let most = plan.ranks * plan.tokens;
     let arrays = Scratch::new(&stream, most as usize * (plan.topk as usize * 12 + 8))?;
     let out = Scratch::new(&stream, plan.tokens as usize * row.results().payload_stride() as usize)?;
-    let block = layout.arena().offset.0.next_multiple_of(SLOT_ALIGN);
-    let results = (block + row.block_bytes(most.into())).next_multiple_of(SLOT_ALIGN);
+    let block = row.block(Offset(layout.arena().offset.0.next_multiple_of(SLOT_ALIGN)), most);
+    let results = row.results().block(Offset(block.span().end().next_multiple_of(SLOT_ALIGN)), most);
     let anywhere = Scratch::new(&stream, most as usize * row.results().payload_stride() as usize)?;
     let call = |kind| Call { kind, settings: 7, plan: device_plan.address(), is_aside: false };
     let mut bench = Bench { rank, barrier, meetings: 0, repetitions: plan.repetitions };
@@ -226,8 +227,8 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
                 ..args::DispatchRing::default()
             },
             first_at: device_plan.first_at(),
-            base: block,
-            base_rows: most,
+            base: block.base().0,
+            base_rows: block.room(),
             headers: fresh.into(),
             lots: rank.lots(),
             end_lot: rank.lots(),
@@ -240,20 +241,20 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
         let (indices, weights) = (arrays.address(), arrays.address() + u64::from(most * plan.topk) * 8);
         let tokens = weights + u64::from(most * plan.topk) * 4;
         let args = args::Unpack {
-            base: block,
+            base: block.base().0,
             first_of: device_plan.first_of(),
             topk_idx: indices,
             topk_weights: weights,
             source_token: tokens,
             source_rank: tokens + u64::from(most) * 4,
-            rows: most,
-            reserved: 0,
+            rows: block.rows(),
+            ahead: 0,
         };
         // SAFETY: as in `dispatch`.
         unsafe { rank.unpack(call(Kind::Dispatch), &args) }
     };
-    // Of rows at `y` that peers pull from the block at `base`.
-    let combine = |rank: &RankDevice, y: u64, base: u64| {
+    // Of rows at `y` that peers pull from `block`.
+    let combine = |rank: &RankDevice, y: u64, block: &Block| {
         let args = args::CombineRing {
             combine: args::Combine {
                 y,
@@ -263,15 +264,15 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
                 matrix: device_plan.matrix(),
                 out: out.address(),
                 out_stride: row.results().payload_stride(),
-                base,
+                base: block.base().0,
                 first_of: device_plan.first_of(),
-                base_rows: most,
+                base_rows: block.room(),
                 tokens: plan.tokens,
                 ..args::Combine::default()
             },
             ..args::CombineRing::default()
         };
-        let offered = if y == window + base { Offered::Whole } else { Offered::Copied };
+        let offered = if y == window + block.codes(0).offset.0 { Offered::Whole } else { Offered::Copied };
         // SAFETY: as in `dispatch`; `y` is where the results lie.
         unsafe { rank.combine(call(Kind::Combine), &args, offered) }
     };
@@ -313,18 +314,19 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
         times.cached = bench.time(|rank| Ok(dispatch(rank, Kind::CachedDispatch)?))?;
         times.rows = device_plan.words(device_plan.first_of() + 4 * u64::from(plan.ranks), 1)?[0];
         let bf16 = plan.element == Element::Bf16;
-        let y = if bf16 { block } else { results };
-        times.combine = bench.time(|rank| Ok(combine(rank, window + y, y)?))?;
+        let y = if bf16 { &block } else { &results };
+        times.combine = bench.time(|rank| Ok(combine(rank, window + y.codes(0).offset.0, y)?))?;
         if bf16 {
             times.wrong = check(plan, me, &out, &device_plan, stride)?;
         }
         let width = row.results().payload_stride();
         if bf16 {
-            let (from, to) = ((window + block, width as usize), (anywhere.address(), width as usize));
+            let rows = window + block.codes(0).offset.0;
+            let (from, to) = ((rows, width as usize), (anywhere.address(), width as usize));
             // SAFETY: a dispatch has placed so many rows in the window, and there is as much room elsewhere.
             unsafe { stream.copy_rows(to, from, width as usize, times.rows as usize) }?;
         }
-        times.anywhere = bench.time(|rank| Ok(combine(rank, anywhere.address(), results)?))?;
+        times.anywhere = bench.time(|rank| Ok(combine(rank, anywhere.address(), &results)?))?;
         if bf16 {
             times.wrong += check(plan, me, &out, &device_plan, stride)?;
         }

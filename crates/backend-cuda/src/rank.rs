@@ -44,7 +44,7 @@ use crate::posting::dmabuf_of;
 pub(crate) use aside::{Aside, LOTS};
 use by_expert::Shares;
 pub(crate) use combine::Offered;
-use counts::COUNTS_HEADER;
+use counts::counts_bytes;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use dispatch_shape::DispatchShape;
 use low::LowDevice;
@@ -214,7 +214,7 @@ impl RankDevice {
             )?,
             far,
             test,
-            counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts) + 8)?,
+            counts: Mapped::zeroed(device, counts_bytes(ranks, local_experts))?,
             tally: memory(Tally::bytes(ranks, local_experts))?,
             generation: AtomicU32::new(1),
             first_op: AtomicU64::new(1),

@@ -105,8 +105,10 @@ struct EpLocal {
     ep_u64 foremost; /* Of the waits that last long the one nearest to the cause (ep_wait_key); 0 for none. */
     ep_u64 told; /* The last wait that the other ranks were told of. */
     ep_u64 told_at; /* When, in nanoseconds of the device's clock. */
+    ep_u32 ahead; /* Not 0: the counts of the operation have come, and what was enqueued behind them before the host knew them has room for its rows. */
+    ep_u32 reserved; /* Zero. */
 };
-static_assert(sizeof(EpLocal) == 72, "EpLocal");
+static_assert(sizeof(EpLocal) == 80, "EpLocal");
 static_assert(__builtin_offsetof(EpLocal, ops_done) == 0, "EpLocal.ops_done");
 static_assert(__builtin_offsetof(EpLocal, failed) == 8, "EpLocal.failed");
 static_assert(__builtin_offsetof(EpLocal, serial) == 12, "EpLocal.serial");
@@ -118,6 +120,8 @@ static_assert(__builtin_offsetof(EpLocal, speaking) == 44, "EpLocal.speaking");
 static_assert(__builtin_offsetof(EpLocal, foremost) == 48, "EpLocal.foremost");
 static_assert(__builtin_offsetof(EpLocal, told) == 56, "EpLocal.told");
 static_assert(__builtin_offsetof(EpLocal, told_at) == 64, "EpLocal.told_at");
+static_assert(__builtin_offsetof(EpLocal, ahead) == 72, "EpLocal.ahead");
+static_assert(__builtin_offsetof(EpLocal, reserved) == 76, "EpLocal.reserved");
 
 /* What the kernels of low latency keep between launches, in the rank's own device memory; zero at first, and in each generation. Behind it lie u32 skipped[ranks], not 0 where a block of this launch has not put its rows for a rank; for each bank u32 late[ranks], not 0 where a rank is still to be sent rows; u32 gone[ranks] as behind EpLocal; and u32 taken[blocks], not 0 where a block of this launch has taken that share of what is sent. */
 struct EpLow {

@@ -161,31 +161,35 @@ impl RowFormat {
         round_up(self.slot_room(), SLOT_ALIGN)
     }
 
-    /// Bytes of the codes and scales of `rows` rows in a block.
-    pub const fn payloads_bytes(&self, rows: u64) -> u64 {
-        round_up(rows * self.codes_stride(), SLOT_ALIGN) + round_up(rows * self.scales_stride(), SLOT_ALIGN)
+    /// Bytes of the headers and scales of `rows` rows in a block: what lies before their codes.
+    const fn heads_bytes(&self, rows: u64) -> u64 {
+        round_up(rows * self.header_bytes(), SLOT_ALIGN) + round_up(rows * self.scales_stride(), SLOT_ALIGN)
     }
 
     /// Bytes of a block of `rows` rows in the arena.
     pub const fn block_bytes(&self, rows: u64) -> u64 {
-        self.payloads_bytes(rows) + round_up(rows * self.header_bytes(), SLOT_ALIGN)
+        self.heads_bytes(rows) + round_up(rows * self.codes_stride(), SLOT_ALIGN)
     }
 
     /// The block of `rows` rows at `base`.
     pub const fn block(&self, base: Offset, rows: u32) -> Block {
-        Block { format: *self, base, rows }
+        Block { format: *self, base, room: rows, rows }
     }
 }
 
-/// Rows at their final place: all codes, then all scales, then all headers, so that codes and scales are a dense tensor each.
+/// Rows at their final place: all headers, then all scales, then all codes, so that codes and scales are a dense tensor each.
 ///
 /// ```text
-/// codes, each padded to 16 B | to 128 B | scales, where rows have some, each padded to 4 B | to 128 B | headers, each padded to 16 B | to 128 B
+/// headers, each padded to 16 B | to 128 B | scales, where rows have some, each padded to 4 B | to 128 B | codes, each padded to 16 B | to 128 B
 /// ```
+///
+/// Codes are last, as they are almost all of it: of a block with room for more rows than came [what is left](Self::cut) lies in one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Block {
     format: RowFormat,
     base: Offset,
+    /// Rows that its parts were laid out for.
+    room: u32,
     rows: u32,
 }
 
@@ -205,28 +209,45 @@ impl Block {
         self.rows
     }
 
+    /// For how many rows its parts were laid out: what others must know to find them.
+    pub const fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// The block of its first `rows` rows, which lie where they lay, and the bytes behind them that are free then. Of a block with fewer rows
+    /// all of it.
+    #[must_use]
+    pub fn cut(&self, rows: u32) -> (Self, Span) {
+        let cut = Self { rows: rows.min(self.rows), ..*self };
+        // One of no rows needs no room.
+        let cut = if cut.rows == 0 { self.format.block(Offset(0), 0) } else { cut };
+        let free = self.span().len - cut.span().len;
+        (cut, Offset(self.span().end() - free).span(free))
+    }
+
     /// All its bytes.
     pub const fn span(&self) -> Span {
-        self.base.span(self.format.block_bytes(self.rows as u64))
-    }
-
-    /// The codes of row `row`, padding included.
-    pub const fn codes(&self, row: u32) -> Span {
-        let stride = self.format.codes_stride();
-        self.base.plus(row as u64 * stride).span(stride)
-    }
-
-    /// The scales of row `row`, padding included; of no bytes where rows have none.
-    pub const fn scales(&self, row: u32) -> Span {
         let codes = round_up(self.rows as u64 * self.format.codes_stride(), SLOT_ALIGN);
-        let stride = self.format.scales_stride();
-        self.base.plus(codes + row as u64 * stride).span(stride)
+        self.base.span(self.format.heads_bytes(self.room as u64) + codes)
     }
 
     /// The header of row `row`.
     pub const fn header(&self, row: u32) -> Span {
         let stride = self.format.header_bytes();
-        self.base.plus(self.format.payloads_bytes(self.rows as u64) + row as u64 * stride).span(stride)
+        self.base.plus(row as u64 * stride).span(stride)
+    }
+
+    /// The scales of row `row`, padding included; of no bytes where rows have none.
+    pub const fn scales(&self, row: u32) -> Span {
+        let headers = round_up(self.room as u64 * self.format.header_bytes(), SLOT_ALIGN);
+        let stride = self.format.scales_stride();
+        self.base.plus(headers + row as u64 * stride).span(stride)
+    }
+
+    /// The codes of row `row`, padding included.
+    pub const fn codes(&self, row: u32) -> Span {
+        let stride = self.format.codes_stride();
+        self.base.plus(self.format.heads_bytes(self.room as u64) + row as u64 * stride).span(stride)
     }
 
     /// Where the payload of row `row` lies: for each of its parts, codes and scales if it has some, which bytes of the payload as it
@@ -310,10 +331,10 @@ mod tests {
         let row = RowFormat::new(&Shape::builder().hidden(17).topk(3).experts(8).build().unwrap());
         assert_eq!((row.payload_bytes(), row.payload_stride(), row.header_bytes()), (34, 48, 48));
         let block = row.block(Offset(128), 3);
-        assert_eq!(block.codes(2).offset, Offset(128 + 96));
-        assert_eq!(block.header(0).offset, Offset(128 + 256));
+        assert_eq!(block.header(2).offset, Offset(128 + 96));
+        assert_eq!(block.codes(0).offset, Offset(128 + 256));
         assert_eq!(block.span().len, 256 + 256);
-        assert_eq!(block.parts(1).collect::<Vec<_>>(), [(0..34, Offset(128 + 48))]);
+        assert_eq!(block.parts(1).collect::<Vec<_>>(), [(0..34, Offset(128 + 256 + 48))]);
     }
 
     #[test]
@@ -321,14 +342,37 @@ mod tests {
         let placed = |element, hidden| {
             let row = format(element, hidden);
             let block = row.block(Offset(0), 3);
-            assert_eq!(block.header(0).offset.0, row.payloads_bytes(3));
+            assert_eq!(block.header(0).offset.0, 0);
             let parts = block.parts(2).map(|(part, at)| (part, at.0));
             (row.codes_stride(), row.scales_stride(), parts.collect::<Vec<_>>())
         };
-        // 3 x 7168 bytes are a multiple of 128.
-        let expected = vec![(0..7168, 2 * 7168), (7168..7392, 3 * 7168 + 2 * 224)];
+        // Behind headers of 3 x 80 bytes, and scales of 3 x 224.
+        let expected = vec![(0..7168, 256 + 768 + 2 * 7168), (7168..7392, 256 + 2 * 224)];
         assert_eq!(placed(Element::Fp8(Scaling::Exact), 7168), (7168, 224, expected));
-        let expected = vec![(0..300, 608), (304..307, 1024 + 8)];
+        let expected = vec![(0..300, 256 + 128 + 608), (304..307, 256 + 8)];
         assert_eq!(placed(Element::Fp8(Scaling::Ue8m0), 300), (304, 4, expected));
+    }
+
+    #[test]
+    fn a_block_that_is_cut_leaves_its_end() {
+        for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
+            let row = format(element, 7168);
+            let block = row.block(Offset(128), 100);
+            for rows in [0, 1, 60, 99, 100, 200] {
+                let (cut, free) = block.cut(rows);
+                assert_eq!((cut.rows(), free.end()), (rows.min(100), block.span().end()));
+                if rows == 0 {
+                    assert_eq!(free, block.span(), "nothing is kept of a block of no rows");
+                    continue;
+                }
+                assert_eq!((cut.room(), cut.span().end()), (100, free.offset.0));
+                let last = cut.rows() - 1;
+                let places = |block: &Block| [block.header(last), block.scales(last), block.codes(last)];
+                assert_eq!(places(&cut), places(&block));
+                assert!(places(&cut).iter().all(|part| part.end() <= free.offset.0));
+                let (again, rest) = cut.cut(1);
+                assert_eq!((again, rest.end()), (block.cut(1).0, free.offset.0));
+            }
+        }
     }
 }

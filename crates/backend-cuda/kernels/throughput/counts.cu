@@ -42,6 +42,23 @@ EP_DEV bool ep_exchange_along_rail(const EpRank&, const EpCountsArgs&, ep_u64) {
 EP_DEV void ep_pass_on(const EpRank&, ep_u32) {}
 #endif
 
+/* Whether rows have no room: here, in the block that what is enqueued behind has, or in the arena of some rank, where no rank says that it does not matter
+   (EP_OPEN_ROOM). The counts are all there. By a block. */
+EP_DEV bool ep_overflows(const EpRank& r, const EpCountsArgs& a) {
+    const ep_u32* matrix = (const ep_u32*)a.matrix;
+    bool open = false, more = false;
+    for (ep_u32 rank = ep_thread(); rank < r.w.ranks; rank += ep_threads()) {
+        ep_u32 room = 0;
+        if (ep_takes_part(r, rank)) room = ((const EpCountsHeader*)(ep_own(r) + ep_counts(r.w, ep_op(r), rank)))->room;
+        ep_u64 rows = 0;
+        for (ep_u32 source = 0; source < r.w.ranks; ++source) rows += matrix[source * r.w.ranks + rank];
+        open |= room == EP_OPEN_ROOM;
+        more |= rows > room;
+    }
+    const bool somewhere = ep_block_any(more), any = ep_block_any(open);
+    return (somewhere && !any) || ((const ep_u32*)a.first_of)[r.w.ranks] > a.ahead;
+}
+
 /* Who puts the counts of source into this window: itself along the rail and within the node, else its gate. */
 EP_DEV ep_u32 ep_counts_writer(const EpRank& r, ep_u32 source) {
     const ep_u32 gate = ep_gate(r, source);
@@ -50,6 +67,7 @@ EP_DEV ep_u32 ep_counts_writer(const EpRank& r, ep_u32 source) {
 
 EP_KERNEL(EP_COUNTS_THREADS) ep_counts_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpCountsArgs) a) {
     if (ep_block_any(ep_closed(r))) return;
+    if (ep_thread() == 0) ep_local(r)->ahead = 0;
     const ep_u64 began = ep_now(), op = ep_op(r);
     const ep_u32 tid = ep_thread(), lane = ep_warp_lane(), warp = tid / 32, warps = EP_COUNTS_THREADS / 32;
     const ep_u32 ranks = r.w.ranks, experts = r.w.experts, local = r.w.local_experts;
@@ -157,8 +175,11 @@ EP_KERNEL(EP_COUNTS_THREADS) ep_counts_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpCou
         ((ep_u32*)a.choices)[e] = 0;
     }
     if (tid == 0) ((EpPlan*)r.plan)->op = op;
+    const bool overflows = ep_overflows(r, a), ahead = a.ahead != 0 && (!overflows || ep_planted(r, EP_PLANT_AHEAD_WITHOUT_ROOM));
     ep_block_meet();
     if (tid == 0 && host && !ep_failed(r)) {
+        ep_local(r)->ahead = ahead;
+        host[2 * ranks + ranks * ranks + local] = ahead;
         ((volatile ep_u64*)a.host)[1] = op;
         ep_fence_sys();
         ep_st_release((void*)a.host, a.ticket);

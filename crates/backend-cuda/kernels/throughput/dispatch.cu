@@ -64,9 +64,9 @@ EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* p
         note.opening.rows = a.base_rows;
         const bool there = peer == r.me || (ep_takes_part(r, peer) && ep_take_note(r, peer, began, &note));
         if (there && ep_check_block(r, peer, note, ep_block_bytes(r.w, note.opening.rows)) && note.base != EP_NO_BASE) {
-            place.codes = ep_at(r, peer, ep_block_codes(r.w, note.base, first_at[peer]));
+            place.codes = ep_at(r, peer, ep_block_codes(r.w, note.base, note.opening.rows, first_at[peer]));
             place.scales = ep_at(r, peer, ep_block_scales(r.w, note.base, note.opening.rows, first_at[peer]));
-            place.header = ep_at(r, peer, ep_block_header(r.w, note.base, note.opening.rows, first_at[peer]));
+            place.header = ep_at(r, peer, ep_block_header(r.w, note.base, first_at[peer]));
         }
         places[peer] = place;
         rings |= !ep_is_somewhere(place.codes) && ep_takes_part(r, peer);
@@ -280,6 +280,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
                                                                         const __grid_constant__ EpDispatchArgs a) {
     /* Together: a block that runs already may fail meanwhile. */
     if (ep_block_any(ep_closed(r))) return;
+    if (ep_stays(r, a.ring.ahead)) return;
     const ep_u64 began = ep_now();
     const ep_u32 tid = threadIdx.x, warp = ep_warp(), ranks = r.w.ranks;
     const bool ends = a.end_lot == a.lots;

@@ -41,7 +41,7 @@ EP_KERNEL(32 * EP_DISPATCH_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) 
     ep_play_far_role(r, a, number, team, own, baton, began);
     ep_play_near_role(r, a, number, team, baton, began);
 #else
-    if (a.notes && ep_local(r)->rings == 0) return;
+    if (ep_stays(r, a.ahead) || (a.notes && ep_local(r)->rings == 0)) return;
     const ep_u64 began = ep_now();
     if (ep_block() == 0)
         for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += ep_threads())

@@ -141,7 +141,7 @@ EP_DEV void ep_copy_rows(const EpRank& r, const EpCombineArgs& a, ep_u8* shared,
     ep_u64* bars = (ep_u64*)((EpChunk*)shared + a.copiers * stages) + index * stages;
     ep_u32* written = (ep_u32*)((ep_u64*)((EpChunk*)shared + a.copiers * stages) + a.copiers * stages) + index * EP_COUNTED;
     ep_u8* data = shared + ep_round_128(ep_copy_state(a)) + (ep_u64)index * stages * a.chunk;
-    ep_u8* to = ep_own(r) + ep_results_payload(r.w, a.base, 0);
+    ep_u8* to = ep_own(r) + ep_results_payload(r.w, a.base, a.base_rows, 0);
     for (ep_u32 s = 0; s < stages; ++s) ep_barrier_init(bars + s, 1);
     ep_barrier_init_done();
     EpChunks walk = ep_chunks_of(first);
@@ -195,7 +195,7 @@ EP_DEV void ep_copy_rows(const EpRank& r, const EpCombineArgs& a, ep_u8* shared,
 /* Without the bulk copy engine: through registers. */
 EP_DEV void ep_copy_rows(const EpRank& r, const EpCombineArgs& a, ep_u8*, ep_u32, ep_u32 first, ep_u32 copiers) {
     const ep_u32 lane = threadIdx.x % 32;
-    ep_u8* to = ep_own(r) + ep_results_payload(r.w, a.base, 0);
+    ep_u8* to = ep_own(r) + ep_results_payload(r.w, a.base, a.base_rows, 0);
     EpChunks walk = ep_chunks_of(first);
     EpChunk chunk = {0, 0, 0};
     while (ep_next_chunk(r, a, walk, copiers, &chunk)) {

@@ -6,6 +6,10 @@
 #include "ep_meet.h"
 #include "ep_wait.h"
 
+/* Of a launch that was enqueued before the host knew the counts: whether they say that it has no room. Then it does nothing, and the host enqueues another
+   behind it. */
+EP_DEV bool ep_stays(const EpRank& r, ep_u32 ahead) { return ahead != 0 && ep_local(r)->ahead == 0; }
+
 EP_DEV ep_u32 ep_round_128(ep_u32 bytes) { return (bytes + 127) / 128 * 128; }
 
 /* Tells every rank of the node where this rank's block lies (a grant or an offer; EP_NO_BASE: through the ring). By the first `threads` threads

@@ -47,10 +47,10 @@ EP_DEV bool ep_learn_sources(const EpRank& r, const EpCombineArgs& a, EpSource* 
                    ep_check_block(r, rank, note, ep_results_bytes(r.w, note.opening.rows))) {
             source.rows = ((const ep_u32*)a.matrix)[r.me * r.w.ranks + rank];
             if (note.base != EP_NO_BASE) {
-                source.payload = ep_at(r, rank, ep_results_payload(r.w, note.base, first));
+                source.payload = ep_at(r, rank, ep_results_payload(r.w, note.base, note.opening.rows, first));
                 if (note.opening.first & EP_OFFERS_PIECES) source.piece = ep_rows_of_piece(source.rows);
                 if (note.opening.first & EP_OFFERS_WEIGHTS)
-                    source.choices = ep_at(r, rank, ep_results_header(r.w, note.base, note.opening.rows, first) + sizeof(EpRowHeader));
+                    source.choices = ep_at(r, rank, ep_results_header(r.w, note.base, first) + sizeof(EpRowHeader));
             } else {
                 all &= source.rows == 0;
             }

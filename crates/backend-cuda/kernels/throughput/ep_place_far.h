@@ -58,8 +58,8 @@ EP_DEV bool ep_find_spot(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 so
     if (!ep_warp_shuffle(right, 0)) return false;
     const ep_u32 first = ep_first_row(r, a, source, rank);
     if (base == EP_NO_BASE) return true;
-    *spot = EpSpot{ep_at(r, rank, ep_block_codes(r.w, base, first)), ep_at(r, rank, ep_block_scales(r.w, base, rows, first)),
-                   ep_at(r, rank, ep_block_header(r.w, base, rows, first))};
+    *spot = EpSpot{ep_at(r, rank, ep_block_codes(r.w, base, rows, first)), ep_at(r, rank, ep_block_scales(r.w, base, rows, first)),
+                   ep_at(r, rank, ep_block_header(r.w, base, first))};
     return true;
 }
 

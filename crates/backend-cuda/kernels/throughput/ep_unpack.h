@@ -19,7 +19,7 @@ EP_DEV void ep_unpack_rows(const EpRank& r, const EpUnpackArgs& a, ep_u32 begin,
     ep_u32 wrong = EP_SAME, wrong_source = 0, mine = 0, theirs = 0;
     for (ep_u64 at_row = (ep_u64)begin + number / parts; at_row < end; at_row += rows + carry) {
         const ep_u32 row = (ep_u32)at_row;
-        const ep_u8* header = ep_own(r) + ep_block_header(r.w, a.base, a.rows, row);
+        const ep_u8* header = ep_own(r) + ep_block_header(r.w, a.base, row);
         if (part == 0) {
             EpRowHeader own = {0xffffffffu, 0xffffffffu, 0, op};
             if (row < received) {

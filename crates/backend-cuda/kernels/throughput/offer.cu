@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(256) ep_offer_kernel(const __grid_c
     const ep_u64 items = (ep_u64)a.rows * parts, step = (ep_u64)gridDim.x * blockDim.x;
     for (ep_u64 item = (ep_u64)blockIdx.x * blockDim.x + threadIdx.x; item < items; item += step) {
         const ep_u32 row = (ep_u32)(item / parts), part = (ep_u32)(item % parts);
-        ep_u8* header = ep_own(r) + ep_results_header(r.w, a.base, a.rows, row);
+        ep_u8* header = ep_own(r) + ep_results_header(r.w, a.base, row);
         if (row >= first_of[ranks]) continue;
         if (part == 0) {
             ep_u32 source = 0;

@@ -9,5 +9,6 @@
 extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_constant__ EpRank r,
                                                                   const __grid_constant__ EpUnpackArgs a) {
     if (ep_closed(r)) return;
+    if (ep_stays(r, a.ahead)) return;
     ep_unpack_rows(r, a, 0, a.rows, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 }

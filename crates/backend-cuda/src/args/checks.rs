@@ -261,6 +261,8 @@ c_enum! {
         LowSharesLeft = 45,
         /// Low latency: a block that is not the last says that a combine was received.
         LowToldEarly = 46,
+        /// What was enqueued before the host knew the counts goes ahead however many rows come.
+        AheadWithoutRoom = 47,
     }
 }
 

@@ -70,7 +70,7 @@ c_struct! {
         /// Out: u32 [local experts]: choices received.
         pub(crate) arrived: u64,
         /// Out, mapped: u64 ticket when done, u64 op, then u32 tokens[ranks], matrix[ranks, ranks], local experts'
-        /// choices, rooms[ranks]; 0 where the host does not wait for them.
+        /// choices, rooms[ranks], and whether what is enqueued behind goes ahead; 0 where the host does not wait for them.
         pub(crate) host: u64,
         /// Number of this launch.
         pub(crate) ticket: u64,
@@ -84,12 +84,16 @@ c_struct! {
         pub(crate) alignment: u32,
         /// Rows that there is room for; 0 for any.
         pub(crate) bound: u32,
-        /// Not 0: bad choices are the call's error, and no failure: the host has enqueued nothing behind.
+        /// Not 0: bad choices are the call's error, and no failure: nothing that is enqueued behind does anything.
         pub(crate) refuses: u32,
         /// What is said of the room in the own arena.
         pub(crate) room: u32,
         /// Tokens of a rank of another node, on this rail, for which there is room to note where they go; 0 for any.
         pub(crate) rail_tokens: u32,
+        /// Rows for which what is enqueued behind has room; 0 where nothing is.
+        pub(crate) ahead: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 
@@ -153,8 +157,8 @@ c_struct! {
         pub(crate) room: u32,
         /// Between nodes, not 0: the first put of a ring is short, and so is the last.
         pub(crate) short_runs: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Not 0: enqueued before the host knew the counts. It does nothing where they do not say so (EpLocal.ahead).
+        pub(crate) ahead: u32,
     }
 }
 
@@ -167,7 +171,7 @@ c_struct! {
         pub(crate) first_at: u64,
         /// The block granted to the peers, or EP_NO_BASE.
         pub(crate) base: u64,
-        /// Rows of that block.
+        /// Rows that the block has room for.
         pub(crate) base_rows: u32,
         /// Warps of a block that move payloads.
         pub(crate) movers: u32,
@@ -211,10 +215,10 @@ c_struct! {
         pub(crate) source_token: u64,
         /// Out: i32 [rows].
         pub(crate) source_rank: u64,
-        /// Of the block.
+        /// There is room for.
         pub(crate) rows: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// As of EpDispatchRingArgs.
+        pub(crate) ahead: u32,
     }
 }
 

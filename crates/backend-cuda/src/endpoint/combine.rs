@@ -89,7 +89,7 @@ impl CudaEndpoint {
             own_weights,
             base: offered.as_ref().map_or(NO_BASE, |block| block.base().0),
             first_of: plan.first_of(),
-            base_rows: offered.as_ref().map_or(0, Block::rows),
+            base_rows: offered.as_ref().map_or(0, Block::room),
             offers_weights: (own_weights != 0).into(),
             tokens: handle.tokens(),
             ..args::Combine::default()

@@ -9,13 +9,31 @@ use ep_core::settings::OutboxSteps;
 use ep_core::{Endpoint as _, Error, OutboxUse, Placement, Rank, Rings};
 
 use super::by_expert::Placed;
-use super::landing::{Batch, Landing};
+use super::landing::{Ahead, Batch, Landing};
 use super::replayed::{Known, Replayed};
 use super::{Array, CudaEndpoint, Rows};
 use crate::driver::Capture;
 use crate::rank::{Call, Chosen, Counting, DevicePlan, HostCounts};
 
 type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
+
+/// An exchange of counts that the host waits for.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// By which it knows them.
+    ticket: u64,
+    /// The call, as [`CudaEndpoint::begins`] numbers them.
+    begun: u64,
+}
+
+/// What the host hears of a dispatch.
+struct Told {
+    exchange: Exchange,
+    /// Whether the batch goes through outboxes, because some arena has no room.
+    outboxes: bool,
+    /// Whether the kernels that were enqueued behind the exchange bring it.
+    goes_ahead: bool,
+}
 
 impl CudaEndpoint {
     pub(super) async fn dispatch_routing(
@@ -52,6 +70,14 @@ impl CudaEndpoint {
             false => None,
         };
         self.what_comes().await;
+        let room = match counts {
+            // The host does not hear where the batch has room.
+            Some(_) => OPEN_ROOM,
+            // A rank that was given up, and goes on, stores into its rings here, over which an outbox would lie.
+            None if !self.desk.mask().is_empty() => OPEN_ROOM,
+            None => self.desk.arena().said_room(self.layout(), options.worst_rows),
+        };
+        let ahead = self.room_ahead(tokens, options);
         let counting = Counting {
             tokens,
             ticket: None,
@@ -60,18 +86,50 @@ impl CudaEndpoint {
             alignment: options.expert_alignment,
             bound: options.worst_rows,
             rail_tokens,
-            room: match counts {
-                // The host does not hear where the batch has room.
-                Some(_) => OPEN_ROOM,
-                // A rank that was given up, and goes on, stores into its rings here, over which an outbox would lie.
-                None if !self.desk.mask().is_empty() => OPEN_ROOM,
-                None => self.desk.arena().said_room(self.layout(), options.worst_rows),
-            },
+            room,
+            ahead: ahead.unwrap_or(0),
         };
         let kind = if membership { Kind::MembershipDispatch } else { Kind::Dispatch };
         let call = self.start(kind, (&rings, 0), plan.address(), capture.is_some());
-        let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
-        let (told, outboxes) = told.map_or((None, false), |(exchange, outboxes)| (Some(exchange), outboxes));
+        let choices = match routing {
+            Routing::TopK { topk_idx, topk_weights } => {
+                (topk_idx.address(), topk_weights.as_ref().map_or(0, Array::address))
+            }
+            Routing::Membership { .. } => (0, 0),
+        };
+        let asked = self.exchange(call, routing, &plan, counting, options.repeats).await?;
+        let ahead = match ahead {
+            Some(room) => {
+                let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
+                let batch = Batch {
+                    call,
+                    rings,
+                    pulled: None,
+                    x,
+                    tokens,
+                    plan: &plan,
+                    choices,
+                    sources: sources.clone(),
+                    room,
+                    spare: options.worst_rows > 0,
+                    zero_spare: false,
+                    is_ahead: true,
+                    placed: None,
+                };
+                Some(Ahead { landing: self.enqueued(&batch, None)?, sources })
+            }
+            None => None,
+        };
+        let told = match asked {
+            Some(asked) => Some(self.hear(asked, routing, options.repeats).await?),
+            None => None,
+        };
+        let (outboxes, goes_ahead) = told.as_ref().map_or((false, false), |told| (told.outboxes, told.goes_ahead));
+        if ahead.is_some() {
+            self.expected.went(goes_ahead);
+        }
+        let ahead = ahead.filter(|_| goes_ahead);
+        let told = told.map(|told| told.exchange);
         if self.far().is_some() {
             // Where the host does not hear of the others' batches, they may be as large as `max_tokens` allows.
             let tokens = |rank| told.as_ref().map_or(most, |exchange: &Exchange| exchange.tokens(rank));
@@ -91,31 +149,35 @@ impl CudaEndpoint {
             _ => None,
         };
         let room = if options.worst_rows > 0 { options.worst_rows } else { rows };
-        let choices = match routing {
-            Routing::TopK { topk_idx, topk_weights } => {
-                (topk_idx.address(), topk_weights.as_ref().map_or(0, Array::address))
-            }
-            Routing::Membership { .. } => (0, 0),
+        let (landing, sources) = if let Some(ahead) = ahead {
+            self.cut(ahead, room)
+        } else {
+            // Of what was taken ahead in vain, peers were told nothing.
+            self.give_block();
+            let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
+            let spare = told.is_none() || room > rows;
+            let (cut, pulled) = self.way(kind, rings, outboxes, options.outbox);
+            let batch = Batch {
+                call,
+                rings: cut,
+                pulled,
+                x,
+                tokens,
+                plan: &plan,
+                choices,
+                sources: sources.clone(),
+                room,
+                spare,
+                zero_spare: options.zero_spare,
+                is_ahead: false,
+                placed: placed.as_ref(),
+            };
+            self.make_room_for(&batch).await;
+            (self.landed(&batch, capture.as_ref())?, sources)
         };
-        let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
-        let spare = told.is_none() || room > rows;
-        let (cut, pulled) = self.way(kind, rings, outboxes, options.outbox);
-        let batch = Batch {
-            call,
-            rings: cut,
-            pulled,
-            x,
-            tokens,
-            plan: &plan,
-            choices,
-            sources: sources.clone(),
-            room,
-            spare,
-            zero_spare: options.zero_spare,
-            placed: placed.as_ref(),
-        };
-        self.make_room_for(&batch).await;
-        let landing = self.landed(&batch, capture.as_ref())?;
+        if told.is_some() {
+            self.expected.came(tokens, room);
+        }
         self.look_ahead(room);
         let event = self.end(capture.is_some()).await?;
         let kept = Replayed {
@@ -172,6 +234,7 @@ impl CudaEndpoint {
             room: handle.rows(),
             spare: false,
             zero_spare: kept.zero_spare,
+            is_ahead: false,
             placed: kept.placed.as_ref(),
         };
         self.make_room_for(&batch).await;
@@ -237,8 +300,39 @@ impl CudaEndpoint {
         }
     }
 
-    /// Plans on the device and exchanges counts; waits for them, unless they stay there: and whether the batch goes through outboxes, because
-    /// some arena has no room.
+    /// Dispatches whose kernels were enqueued ahead of their counts: those that had room for what came, and those that had not, which were enqueued again.
+    #[cfg(feature = "workshop")]
+    pub const fn gone_ahead(&self) -> (u64, u64) {
+        self.expected.ahead()
+    }
+
+    /// Rows for which a dispatch takes a block before its counts come, to grant it: then the kernels that bring rows are enqueued behind those that count,
+    /// and no link waits for a host. Not where no count comes to the host, or where more than a block is to be cut for what comes.
+    fn room_ahead(&mut self, tokens: u32, options: &Dispatch) -> Option<u32> {
+        if options.device_counts || options.by_expert || options.zero_spare || !self.places() || self.far().is_some() {
+            return None;
+        }
+        let room = if options.worst_rows > 0 { options.worst_rows } else { self.expected.rows(tokens)? };
+        self.take_block(room);
+        self.desk.granted().map(|_| room)
+    }
+
+    /// Of what was taken ahead, what `rows` rows need.
+    fn cut(&mut self, ahead: Ahead, rows: u32) -> (Landing, (Array<i32>, Array<i32>)) {
+        let Ahead { landing, sources: (tokens, ranks) } = ahead;
+        let block = self.desk.granted().map(|block| self.desk.arena().cut(&block, rows));
+        *self.desk.granted() = block;
+        let (count, topk) = (rows as usize, self.shape().topk() as usize);
+        let landing = Landing {
+            block,
+            topk_idx: landing.topk_idx.first(count * topk),
+            topk_weights: landing.topk_weights.first(count * topk),
+            ..landing
+        };
+        (landing, (tokens.first(count), ranks.first(count)))
+    }
+
+    /// Plans on the device and exchanges counts. Of counts that do not stay there: what they are told by.
     async fn exchange(
         &mut self,
         call: Call,
@@ -246,7 +340,7 @@ impl CudaEndpoint {
         plan: &DevicePlan,
         counting: Counting,
         repeats: bool,
-    ) -> Result<Option<(Exchange, bool)>, Error> {
+    ) -> Result<Option<Asked>, Error> {
         let tokens = counting.tokens;
         match routing {
             Routing::TopK { topk_idx, .. } => {
@@ -277,15 +371,20 @@ impl CudaEndpoint {
             return Ok(None);
         }
         self.tickets += 1;
-        let (ticket, me) = (self.tickets, self.desk.rank());
-        let begun = self.begins();
+        let asked = Asked { ticket: self.tickets, begun: self.begins() };
         // SAFETY: as above.
-        unsafe { self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting }) }?;
+        unsafe { self.device.exchange(call, plan, Counting { ticket: Some(asked.ticket), ..counting }) }?;
+        Ok(Some(asked))
+    }
+
+    /// Waits for counts.
+    async fn hear(&mut self, asked: Asked, routing: &RoutingHere, repeats: bool) -> Result<Told, Error> {
+        let (Asked { ticket, begun }, me) = (asked, self.desk.rank());
         let answer = self.until(|device| match device.reported(me) {
             Some(error) => Err(error),
             None => Ok(device.host_counts(ticket)),
         });
-        let HostCounts { op, rows, tokens, experts, rooms } = match answer.await {
+        let HostCounts { op, rows, tokens, experts, rooms, goes_ahead } = match answer.await {
             Ok(counts) => counts,
             Err(error @ Error::Invalid { .. }) => return Err(self.refuse(routing, repeats, error)),
             Err(error) => return Err(error),
@@ -294,13 +393,14 @@ impl CudaEndpoint {
         self.has_heard(begun);
         let exchange = Exchange::new(rows, tokens, experts)?;
         let outboxes = self.settings().outboxes().is_some() && exchange.overflows(&rooms);
-        Ok(Some((exchange, outboxes)))
+        Ok(Told { exchange, outboxes, goes_ahead })
     }
 
     /// The kernels have found bad choices: nothing has moved, and the operation's number is free.
     fn refuse(&mut self, routing: &RoutingHere, repeats: bool, error: Error) -> Error {
         self.device.report.clear();
         self.desk.take_back();
+        self.give_block();
         let Routing::TopK { topk_idx, .. } = routing else { return error };
         let Ok(topk_idx) = topk_idx.to_vec() else { return error };
         // Named as on the host.

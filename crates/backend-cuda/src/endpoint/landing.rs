@@ -32,8 +32,16 @@ pub(super) struct Batch<'a> {
     pub(super) spare: bool,
     /// Whether rows beyond those that come become zeros.
     pub(super) zero_spare: bool,
+    /// Whether the host does not know yet that there is room for them all: then the kernels look.
+    pub(super) is_ahead: bool,
     /// Where they are to stand by expert.
     pub(super) placed: Option<&'a Placed>,
+}
+
+/// What a dispatch took before its counts came.
+pub(super) struct Ahead {
+    pub(super) landing: Landing,
+    pub(super) sources: (Array<i32>, Array<i32>),
 }
 
 /// Where a dispatch's results go.
@@ -54,13 +62,30 @@ impl CudaEndpoint {
         }
     }
 
+    /// Takes a block for as many rows of a batch, to be granted; none where there is no room.
+    pub(super) fn take_block(&mut self, rows: u32) {
+        *self.desk.granted() = self.desk.arena().take(self.layout().row(), rows);
+    }
+
+    /// Gives back the block that was taken: peers were told nothing of it.
+    pub(super) fn give_block(&mut self) {
+        self.desk.granted().take().into_iter().for_each(|block| self.desk.arena().give(&block));
+    }
+
     /// Takes memory for what comes, and enqueues the kernels that bring it.
     pub(super) fn landed(&mut self, batch: &Batch<'_>, capture: Option<&Capture>) -> Result<Landing, Error> {
+        if self.places() && batch.pulled.is_none() {
+            self.take_block(batch.room);
+        }
+        self.enqueued(batch, capture)
+    }
+
+    /// The same where a block was taken already, or there is none.
+    pub(super) fn enqueued(&mut self, batch: &Batch<'_>, capture: Option<&Capture>) -> Result<Landing, Error> {
         let landing = self.landing(batch);
         let moved = landing.and_then(|landing| self.move_rows(batch, &landing).map(|()| landing));
         if moved.is_err() && capture.is_some() {
-            // Peers were told nothing.
-            self.desk.granted().take().into_iter().for_each(|block| self.desk.arena().give(&block));
+            self.give_block();
         }
         moved
     }
@@ -73,12 +98,9 @@ impl CudaEndpoint {
         }
     }
 
-    /// Takes memory for what comes.
+    /// Takes memory for what comes elsewhere than in the block.
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
-        if self.places() && batch.pulled.is_none() {
-            *self.desk.granted() = self.desk.arena().take(&row, batch.room);
-        }
         let stream = Arc::clone(self.stream());
         let block = *self.desk.granted();
         let x = match block {
@@ -146,7 +168,8 @@ impl CudaEndpoint {
             tokens_of: plan.tokens_of(),
             fanout: plan.fanout(),
             base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
-            base_rows: landing.block.as_ref().map_or(0, Block::rows),
+            base_rows: landing.block.as_ref().map_or(0, Block::room),
+            ahead: batch.is_ahead.into(),
             ..args::DispatchRing::default()
         };
         let unpack = landing.block.filter(|_| fresh).map(|block| args::Unpack {
@@ -157,9 +180,9 @@ impl CudaEndpoint {
             source_token: out_token,
             source_rank: out_rank,
             rows: block.rows(),
-            reserved: 0,
+            ahead: batch.is_ahead.into(),
         });
-        let block = landing.block.map(|block| (block.base(), block.scales(0).offset));
+        let block = landing.block.map(|block| (block.codes(0).offset, block.scales(0).offset));
         let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
         // Where rows come to, and their scales.
         let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));

@@ -19,6 +19,7 @@ mod by_expert;
 mod checks;
 mod combine;
 mod dispatch;
+mod expected;
 pub(crate) mod foreign;
 pub mod graphs;
 mod growing;
@@ -95,6 +96,8 @@ pub struct CudaEndpoint {
     desk: Desk,
     /// Exchanges of counts that the host has waited for.
     tickets: u64,
+    /// What their batches let expect of later ones.
+    expected: expected::Expected,
     /// Blocks of operations that are not known to have ended well.
     told: told::Told,
     /// By which of its calls it knows what may go of the arena, and the mark before it followed a stream last.
@@ -142,6 +145,7 @@ impl CudaEndpoint {
             desk: Desk::new(layout.clone(), me),
             window,
             tickets: 0,
+            expected: expected::Expected::default(),
             told: told::Told::default(),
             ages: Arc::default(),
             mark: 0,

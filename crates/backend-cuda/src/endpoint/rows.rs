@@ -30,8 +30,7 @@ pub struct DeviceWindow {
 impl DeviceWindow {
     /// The same within a block.
     pub(crate) fn of(&self, block: &Block) -> Self {
-        let bytes = block.format().block_bytes(block.rows().into());
-        Self { within: block.base().span(bytes), ..self.clone() }
+        Self { within: block.span(), ..self.clone() }
     }
 
     /// Whether somebody else has it: somebody who has results that lie there.
@@ -249,7 +248,7 @@ impl Rows {
     pub(crate) fn address(&self, arena: &Arena, window: &DeviceWindow) -> u64 {
         match self {
             Self::Owned(owned) => owned.memory.address(),
-            Self::Leased(lease) => lease.block_in(arena).map_or(0, |block| window.address(block.base())),
+            Self::Leased(lease) => lease.block_in(arena).map_or(0, |block| window.address(block.codes(0).offset)),
             Self::Apart(apart) => apart.codes.address(),
         }
     }
@@ -294,7 +293,7 @@ impl Rows {
             Self::Apart(apart) => apart.codes.read(0, &mut padded)?,
             Self::Leased(lease) => {
                 let (window, block) = lease.place();
-                window.read(block.base(), &mut padded).map_err(fault)?;
+                window.read(block.codes(0).offset, &mut padded).map_err(fault)?;
             }
         }
         let rows = padded.chunks_exact(self.stride());
@@ -411,6 +410,11 @@ impl<T: Scalar> Array<T> {
     pub(crate) fn from_values(stream: &Arc<Stream>, values: &[T]) -> Result<Self, Error> {
         let memory = Arc::new(Scratch::from_bytes(stream, values.as_bytes())?);
         Ok(Self { memory, len: values.len(), of: PhantomData })
+    }
+
+    /// Its first `len` numbers.
+    pub(crate) fn first(&self, len: usize) -> Self {
+        Self { len: len.min(self.len), ..self.clone() }
     }
 
     /// Writes `values` over all of it. Waits for the endpoint's stream.

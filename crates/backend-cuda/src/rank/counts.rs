@@ -6,7 +6,12 @@ use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 
 /// Bytes of the counts in host memory before those of the ranks: ticket and operation.
-pub(super) const COUNTS_HEADER: usize = 16;
+const COUNTS_HEADER: usize = 16;
+
+/// Bytes of the counts in host memory, of so many ranks and experts of each.
+pub(super) const fn counts_bytes(ranks: usize, local_experts: usize) -> usize {
+    COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts + 1)
+}
 
 /// Counts that came to the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,6 +26,8 @@ pub(crate) struct HostCounts {
     pub(crate) experts: Vec<u32>,
     /// `[ranks]`: rows for which each has room in its arena, or [`OPEN_ROOM`](ep_core::layout::OPEN_ROOM).
     pub(crate) rooms: Vec<u32>,
+    /// Whether what was enqueued behind the exchange goes ahead.
+    pub(crate) goes_ahead: bool,
 }
 
 /// What an exchange of counts is to do beside telling all ranks.
@@ -42,6 +49,8 @@ pub(crate) struct Counting {
     pub(crate) rail_tokens: u32,
     /// What is said of the room in the own arena.
     pub(crate) room: u32,
+    /// Rows for which what is enqueued behind has room, before the host knows how many come; 0 where nothing is.
+    pub(crate) ahead: u32,
 }
 
 /// Addresses of a batch's routing: choices, or else a membership.
@@ -123,6 +132,8 @@ impl RankDevice {
             refuses: counting.ticket.is_some().into(),
             room: counting.room,
             rail_tokens: counting.rail_tokens,
+            ahead: counting.ahead,
+            reserved: 0,
         };
         let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, mode: Mode::Cooperative };
         // SAFETY: as in `plan`.
@@ -144,6 +155,7 @@ impl RankDevice {
             rows: numbers(ranks, ranks * ranks),
             experts: numbers(ranks + ranks * ranks, local),
             rooms: numbers(ranks + ranks * ranks + local, ranks),
+            goes_ahead: self.counts.word(COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local)) != 0,
         })
     }
 }

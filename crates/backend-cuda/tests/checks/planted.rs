@@ -63,7 +63,7 @@ const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 /// Pieces and windows that differ between ranks.
 const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
 
-pub(crate) const FAULTS: [Fault; 42] = [
+pub(crate) const FAULTS: [Fault; 43] = [
     moment(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     moment(
         Plant::CreditEarly,
@@ -73,6 +73,7 @@ pub(crate) const FAULTS: [Fault; 42] = [
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
     fault(Plant::WrongBank, "engine_ranks_that_are_no_power_of_two", &["number of the operation"]),
     fault(Plant::CountOffByOne, "engine_ranks_that_are_no_power_of_two", &["rows", "recv", "waited", "position"]),
+    fault(Plant::AheadWithoutRoom, "memory_leases_of_batches_that_bring_ever_more_rows", &["has other rows", "failed"]),
     fault(Plant::PositionOffByOne, "engine_ranks_that_are_no_power_of_two", &["position of a row"]),
     fault(Plant::PlacedOffByOne, "memory_output_in_the_window_is_pulled", &[WRONG_ROWS]),
     // Where ranks share a GPU, of four in a row 2 of 63 went unnoticed.

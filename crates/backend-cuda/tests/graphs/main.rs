@@ -3,6 +3,7 @@
 //! Ranks are threads of this process, as in the suite: set `CUDA_DEVICE_MAX_CONNECTIONS=32` where they share a GPU, and
 //! `--test-threads=1`. Where no GPU is visible they run on GPUs made of software ([`ep_cuda_twin`]), with fewer replays. That needs g++.
 
+mod ahead;
 mod early_use;
 mod failures;
 mod fixture;
@@ -68,6 +69,10 @@ const CASES: &[Case] = &[
     ("batches_over_nodes_that_forwarders_have_no_room_for_are_refused", misuse::too_many_tokens),
     ("batches_over_nodes_that_others_have_no_room_for_are_named", misuse::too_many_tokens_of_others),
     ("what_another_endpoint_made_is_refused", misuse::of_another_endpoint),
+    ("dispatches_go_ahead_of_their_counts", ahead::go_ahead),
+    ("dispatches_that_bring_more_than_was_expected_are_enqueued_again", ahead::more_than_expected),
+    ("dispatches_stay_where_another_rank_has_no_room", ahead::no_room_elsewhere),
+    ("dispatches_with_bad_choices_are_refused_behind_kernels_ahead", ahead::refused),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
     ("a_dispatch_that_waits_behind_another_s_failure_is_poisoned", failures::not_its_own),

@@ -64,8 +64,9 @@ use posted::{Cards, Posted};
 const DEADLINE: Nanos = Nanos::from_secs(6);
 
 /// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units, of
-/// rows by expert, of who ends a launch.
-const FOUND: [Plant; 22] = [
+/// rows by expert, of who ends a launch, of what goes ahead.
+const FOUND: [Plant; 23] = [
+    Plant::AheadWithoutRoom,
     Plant::LowToldEarly,
     Plant::LowUnitsTorn,
     Plant::LowResultsTorn,
@@ -127,8 +128,9 @@ const STAGED: [&str; 8] = [
     "nodes_a_lost_rank_takes_its_node_along",
 ];
 
-/// Planted faults that every run plants: of rings, between nodes, of units, of who ends a launch. The others are left to a thorough run.
-const ALWAYS: [Plant; 4] = [Plant::TailBeforeData, Plant::ForwardedEarly, Plant::LowUnitsTorn, Plant::LowToldEarly];
+/// Planted faults that every run plants: of rings, between nodes, of units, of who ends a launch, of what goes ahead. The others are left to a thorough run.
+const ALWAYS: [Plant; 5] =
+    [Plant::TailBeforeData, Plant::ForwardedEarly, Plant::LowUnitsTorn, Plant::LowToldEarly, Plant::AheadWithoutRoom];
 
 /// Cases on a GPU that runs a block at a time which every run runs: launches of both halves, halves apart, results in both forms, several nodes; and that
 /// a fault is found.

@@ -11,7 +11,7 @@ use crate::drive::upload;
 use crate::harness::Case;
 use crate::scenario::{Scenario, Turn};
 use crate::verify::bytes_of;
-use crate::workload::RoutingKind;
+use crate::workload::{Batch, RoutingKind};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
@@ -23,6 +23,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("memory_some_have_a_block_for_their_rows_and_some_do_not", &[], some_blocks::<B>),
         case("memory_one_full_arena_among_others", &[Requirement::Get], one_full_arena::<B>),
         case("memory_a_held_lease_is_never_overwritten", &[], held_leases::<B>),
+        case("memory_leases_of_batches_that_bring_ever_more_rows", &[], ever_more::<B>),
         case("memory_a_dropped_lease_is_granted_again", &[], leases_return::<B>),
         case("memory_received_rows_go_back_as_they_lie", &[], identity::<B>),
         case("memory_output_is_the_callers_again_when_combine_returns", &[Requirement::Get], overwritten::<B>),
@@ -121,6 +122,37 @@ pub(super) fn hold_leases<B: Backend>(backend: &B, layer: Layer) -> Verdict {
     })?;
     for (rank, (seen, expected)) in finished(outcomes)?.iter().zip(&expected).enumerate() {
         ensure(*seen == bytes_of(&expected.x), || format!("the first lease of rank {rank} changed"))?;
+    }
+    Ok(())
+}
+
+/// Batches that bring few rows, then many, and few again, however many those before brought: none lies where another does.
+fn ever_more<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(3, 30, 9, Placement::Direct).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let dropped = |(turn, share): (u64, f64)| {
+        let mut batches = batches.clone();
+        let each = (0..).map(Rank).zip(&mut batches);
+        each.map(|(rank, batch)| batch.drop_choices(share, turn, rank)).collect::<Result<Vec<_>, _>>()?;
+        Ok(batches)
+    };
+    let turns = (0..).zip([1.0, 1.0, 0.8, 0.0, 0.9, 0.2]).map(dropped);
+    let turns = turns.collect::<Result<Vec<Vec<Batch>>, ep_core::Error>>().map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let (mut kept, me) = (Vec::new(), ep.rank().index());
+        for batches in &turns {
+            let (x, routing) = upload(&mut ep, &batches[me])?;
+            kept.push(ep.dispatch(&x, &routing).await?);
+        }
+        kept.iter().map(|got| ep.bytes(&got.x)).collect::<Result<Vec<_>, _>>()
+    })?;
+    let seen = finished(outcomes)?;
+    for (turn, batches) in turns.iter().enumerate() {
+        let inputs: Vec<_> = batches.iter().map(Batch::reference).collect();
+        for (rank, expected) in reference::dispatch(&world, &inputs).iter().enumerate() {
+            let message = || format!("the lease of rank {rank} of turn {turn} has other rows");
+            ensure(seen[rank][turn] == bytes_of(&expected.x), message)?;
+        }
     }
     Ok(())
 }

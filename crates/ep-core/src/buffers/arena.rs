@@ -198,6 +198,14 @@ impl Arena {
         room
     }
 
+    /// Of a block that [was taken](Self::take) the first `rows` rows. What is behind them is available again.
+    #[must_use]
+    pub fn cut(&self, block: &Block, rows: u32) -> Block {
+        let (cut, rest) = block.cut(rows);
+        self.free().give(rest);
+        cut
+    }
+
     /// Makes a block's memory available again.
     pub fn give(&self, block: &Block) {
         self.free().give(block.span());
@@ -413,6 +421,21 @@ mod tests {
                 let block = arena.take(&format, rows).unwrap();
                 assert!(block.base().0.is_multiple_of(128), "{rows} rows of {hidden} elements: {:?}", block.base());
             }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_another_s() {
+        let format = RowFormat::new(&Shape::builder().hidden(1024).topk(3).build().unwrap());
+        let whole = Offset(SLOT_ALIGN).span(format.block_bytes(10));
+        let arena = Arena::new(whole);
+        for rows in [0, 1, 4, 10] {
+            let block = arena.cut(&arena.take(&format, 10).unwrap(), rows);
+            assert_eq!(block.rows(), rows);
+            let other = arena.take(&format, 9 - rows.min(9)).unwrap();
+            assert!(rows == 10 || other.span().len == 0 || other.span().offset.0 >= block.span().end());
+            [block, other].iter().for_each(|block| arena.give(block));
+            assert_eq!(arena.free().ranges, [whole], "{rows} rows");
         }
     }
 

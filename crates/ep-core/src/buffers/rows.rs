@@ -21,9 +21,9 @@ pub enum HostRows<W: Window> {
     },
     /// FP8 rows of a dispatch in ordinary memory, codes and scales apart.
     Apart {
-        /// All codes and scales.
+        /// The block.
         bytes: Buffer,
-        /// Where they lie: offsets are those in `bytes`. Its headers are not there.
+        /// Where they lie: offsets are those in `bytes`. What is in its headers is undefined.
         block: Block,
     },
     /// In the arena of the own window.
@@ -39,7 +39,7 @@ impl<W: Window> HostRows<W> {
     pub(crate) fn landing(pool: &Pool, rows: u32, format: &RowFormat) -> Result<Self, NoMemory> {
         if format.scales_bytes() > 0 {
             let block = format.block(Offset(0), rows);
-            return Ok(Self::Apart { bytes: pool.take(format.payloads_bytes(rows.into()) as usize)?, block });
+            return Ok(Self::Apart { bytes: pool.take(format.block_bytes(rows.into()) as usize)?, block });
         }
         let row_bytes = format.payload_bytes() as usize;
         Ok(Self::Owned { bytes: pool.take((rows as usize).saturating_mul(row_bytes))?, row_bytes })

@@ -42,6 +42,10 @@ c_struct! {
         pub told: u64,
         /// When, in nanoseconds of the device's clock.
         pub told_at: u64,
+        /// Not 0: the counts of the operation have come, and what was enqueued behind them before the host knew them has room for its rows.
+        pub ahead: u32,
+        /// Zero.
+        pub reserved: u32,
     }
 }
 

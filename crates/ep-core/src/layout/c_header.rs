@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use super::{
     Alarm, CELL_BYTES, Choice, CountsHeader, KernelRings, KernelWindow, Kind, LINE_BYTES, LowKind, MASKED, NO_BASE,
-    Note, OpHeader, PIECES, ROW_ALIGN, RowHeader, SLOT_ALIGN, Share, UnitChoice, UnitRow, VALUE_BITS,
+    Note, OPEN_ROOM, OpHeader, PIECES, ROW_ALIGN, RowHeader, SLOT_ALIGN, Share, UnitChoice, UnitRow, VALUE_BITS,
 };
 use crate::declare::{CStruct, number};
 use crate::error::Phase;
@@ -49,6 +49,7 @@ fn constants(out: &mut String) {
         ("ROW_ALIGN", ROW_ALIGN),
         ("SLOT_ALIGN", SLOT_ALIGN),
         ("NO_BASE", NO_BASE),
+        ("OPEN_ROOM", u64::from(OPEN_ROOM)),
         ("MASKED", MASKED),
         ("UNIT_BYTES", UNIT_BYTES),
         ("UNIT_DATA", UNIT_DATA),

@@ -138,7 +138,7 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         let Operation { layout, op, me, near, .. } = *self.operation;
         for &peer in near {
             let note = Note {
-                opening: self.operation.header(block.map_or(0, Block::rows), 0),
+                opening: self.operation.header(block.map_or(0, Block::room), 0),
                 base: block.map_or(NO_BASE, |block| block.base().0),
             };
             let outbox = layout.note_outbox(peer);

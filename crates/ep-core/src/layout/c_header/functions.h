@@ -267,36 +267,36 @@ EP_HD static inline ep_u64 ep_low_far_heads(const EpWindow& w, ep_u32 me, ep_u32
     return ep_low_far(w, me, peer) + w.low_part_slots * w.low_result_bytes;
 }
 
-/* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */
+/* --- Blocks of rows at their final place: all headers, then all scales of rows that have some, then all codes. --- */
 
 /* bytes rounded up to EP_SLOT_ALIGN. */
 EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of the codes and scales of dispatched rows in a block. */
-EP_HD static inline ep_u64 ep_payloads_bytes(const EpWindow& w, ep_u64 rows) {
-    return ep_slot_aligned(rows * w.scales_offset) + ep_slot_aligned(rows * w.scales_stride);
+/* Bytes of the headers and scales of dispatched rows in a block. */
+EP_HD static inline ep_u64 ep_heads_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.header_bytes) + ep_slot_aligned(rows * w.scales_stride);
 }
 
 /* Bytes of a block of dispatched rows. */
 EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
-    return ep_payloads_bytes(w, rows) + ep_slot_aligned(rows * w.header_bytes);
+    return ep_heads_bytes(w, rows) + ep_slot_aligned(rows * w.scales_offset);
 }
 
-/* The codes of row row in the block at base; w.scales_offset bytes, padding included. */
-EP_HD static inline ep_u64 ep_block_codes(const EpWindow& w, ep_u64 base, ep_u32 row) {
-    return base + (ep_u64)row * w.scales_offset;
+/* The header of row row in a block at base; w.header_bytes. */
+EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.header_bytes;
 }
 
 /* The scales of row row in the block of rows at base; w.scales_stride bytes, padding included. */
 EP_HD static inline ep_u64 ep_block_scales(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
-    return base + ep_slot_aligned((ep_u64)rows * w.scales_offset) + (ep_u64)row * w.scales_stride;
+    return base + ep_slot_aligned((ep_u64)rows * w.header_bytes) + (ep_u64)row * w.scales_stride;
 }
 
-/* The header of row row in the block of rows at base. */
-EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
-    return base + ep_payloads_bytes(w, rows) + (ep_u64)row * w.header_bytes;
+/* The codes of row row in the block of rows at base; w.scales_offset bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_codes(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_heads_bytes(w, rows) + (ep_u64)row * w.scales_offset;
 }
 
 /* Bytes of a block of results. */
@@ -304,14 +304,14 @@ EP_HD static inline ep_u64 ep_results_bytes(const EpWindow& w, ep_u64 rows) {
     return ep_slot_aligned(rows * w.result_stride) + ep_slot_aligned(rows * w.header_bytes);
 }
 
-/* The payload of row row in the block of results at base; w.result_stride bytes, padding included. */
-EP_HD static inline ep_u64 ep_results_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
-    return base + (ep_u64)row * w.result_stride;
+/* The header of row row in a block of results at base. */
+EP_HD static inline ep_u64 ep_results_header(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.header_bytes;
 }
 
-/* The header of row row in the block of rows of results at base. */
-EP_HD static inline ep_u64 ep_results_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
-    return base + ep_slot_aligned((ep_u64)rows * w.result_stride) + (ep_u64)row * w.header_bytes;
+/* The payload of row row in the block of rows of results at base; w.result_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_results_payload(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.header_bytes) + (ep_u64)row * w.result_stride;
 }
 
 /* --- Plan. --- */
