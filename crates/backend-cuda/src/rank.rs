@@ -279,6 +279,23 @@ impl RankDevice {
         self.low.as_ref().map_or(Ok(()), |low| low.enter(&self.stream, generation))
     }
 
+    /// Whether kernels of throughput mode do nothing any more, as this rank has failed on the device. Waits.
+    pub(crate) fn is_closed(&self) -> Result<bool, CudaError> {
+        self.has_set(offset_of!(Local, failed))
+    }
+
+    /// Whether what was enqueued behind the last exchange of counts went ahead. Waits.
+    pub(crate) fn went_ahead(&self) -> Result<bool, CudaError> {
+        self.has_set(offset_of!(Local, ahead))
+    }
+
+    /// Whether a word of the `EpLocal` is not 0. Waits.
+    fn has_set(&self, at: usize) -> Result<bool, CudaError> {
+        let mut word = [0; 4];
+        self.local.read(&self.stream, at, &mut word)?;
+        Ok(word != [0; 4])
+    }
+
     /// Operations of throughput mode that have ended, replayed ones among them. Waits.
     pub(crate) fn ops_done(&self) -> Result<u64, CudaError> {
         let mut op = [0; 8];

@@ -183,7 +183,7 @@ impl RowFormat {
 /// headers, each padded to 16 B | to 128 B | scales, where rows have some, each padded to 4 B | to 128 B | codes, each padded to 16 B | to 128 B
 /// ```
 ///
-/// Codes are last, as they are almost all of it: of a block with room for more rows than came [what is left](Self::cut) lies in one piece.
+/// Codes are last, as they are most of it: of a block with room for more rows than came [what is left](Self::cut) lies in one piece, but for headers and scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Block {
     format: RowFormat,

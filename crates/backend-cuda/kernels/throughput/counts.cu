@@ -7,7 +7,7 @@
  *            parity is written. Between nodes counts go along the rail first (ep_counts_far.h)
  *
  * Bad choices that ep_positions_kernel found end here, before anything has moved; and so do more rows than there is room for, once
- * all counts are known.
+ * all counts are known. What is enqueued behind, before the host knows the counts, hears whether it has room (EpLocal.ahead).
  */
 #include "ep_wait.h"
 
@@ -175,7 +175,7 @@ EP_KERNEL(EP_COUNTS_THREADS) ep_counts_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpCou
         ((ep_u32*)a.choices)[e] = 0;
     }
     if (tid == 0) ((EpPlan*)r.plan)->op = op;
-    const bool overflows = ep_overflows(r, a), ahead = a.ahead != 0 && (!overflows || ep_planted(r, EP_PLANT_AHEAD_WITHOUT_ROOM));
+    const bool ahead = a.ahead != 0 && (ep_planted(r, EP_PLANT_AHEAD_WITHOUT_ROOM) || !ep_overflows(r, a));
     ep_block_meet();
     if (tid == 0 && host && !ep_failed(r)) {
         ep_local(r)->ahead = ahead;

@@ -77,7 +77,7 @@ impl CudaEndpoint {
             None if !self.desk.mask().is_empty() => OPEN_ROOM,
             None => self.desk.arena().said_room(self.layout(), options.worst_rows),
         };
-        let ahead = self.room_ahead(tokens, options);
+        let ahead = self.room_ahead(tokens, options, room);
         let counting = Counting {
             tokens,
             ticket: None,
@@ -124,9 +124,13 @@ impl CudaEndpoint {
             Some(asked) => Some(self.hear(asked, routing, options.repeats).await?),
             None => None,
         };
+        self.granted_ahead = false;
         let (outboxes, goes_ahead) = told.as_ref().map_or((false, false), |told| (told.outboxes, told.goes_ahead));
         if ahead.is_some() {
             self.expected.went(goes_ahead);
+        }
+        if outboxes {
+            self.expected.had_no_room();
         }
         let ahead = ahead.filter(|_| goes_ahead);
         let told = told.map(|told| told.exchange);
@@ -307,14 +311,20 @@ impl CudaEndpoint {
     }
 
     /// Rows for which a dispatch takes a block before its counts come, to grant it: then the kernels that bring rows are enqueued behind those that count,
-    /// and no link waits for a host. Not where no count comes to the host, or where more than a block is to be cut for what comes.
-    fn room_ahead(&mut self, tokens: u32, options: &Dispatch) -> Option<u32> {
+    /// and no link waits for a host. Not where no count comes to the host, where more than a block is to be cut for what comes, or where less is `said` to
+    /// have room.
+    fn room_ahead(&mut self, tokens: u32, options: &Dispatch, said: u32) -> Option<u32> {
         if options.device_counts || options.by_expert || options.zero_spare || !self.places() || self.far().is_some() {
             return None;
         }
-        let room = if options.worst_rows > 0 { options.worst_rows } else { self.expected.rows(tokens)? };
+        let expected = self.expected.rows(tokens);
+        let room = if options.worst_rows > 0 { options.worst_rows } else { expected? };
+        if room > said {
+            return None;
+        }
         self.take_block(room);
-        self.desk.granted().map(|_| room)
+        self.granted_ahead = self.desk.granted().is_some();
+        self.granted_ahead.then_some(room)
     }
 
     /// Of what was taken ahead, what `rows` rows need.
@@ -386,7 +396,14 @@ impl CudaEndpoint {
         });
         let HostCounts { op, rows, tokens, experts, rooms, goes_ahead } = match answer.await {
             Ok(counts) => counts,
-            Err(error @ Error::Invalid { .. }) => return Err(self.refuse(routing, repeats, error)),
+            Err(error @ Error::Invalid { .. }) => {
+                // Of this call, or of one before that did not wait: then its kernels have ended, and counts never come.
+                let behind = super::Event(Arc::new(self.device.stream.record(false)?));
+                self.ended(&behind).await?;
+                let error =
+                    if self.device.is_closed()? { self.told_late(error) } else { self.refuse(routing, repeats, error) };
+                return Err(error);
+            }
             Err(error) => return Err(error),
         };
         self.desk.has_started(op);
@@ -400,6 +417,7 @@ impl CudaEndpoint {
     fn refuse(&mut self, routing: &RoutingHere, repeats: bool, error: Error) -> Error {
         self.device.report.clear();
         self.desk.take_back();
+        self.granted_ahead = false;
         self.give_block();
         let Routing::TopK { topk_idx, .. } = routing else { return error };
         let Ok(topk_idx) = topk_idx.to_vec() else { return error };

@@ -8,22 +8,30 @@ pub(super) struct Expected {
     most: [u32; 33],
     /// Dispatches whose kernels were enqueued ahead of their counts: those that had room for what came, and those that had not.
     ahead: (u64, u64),
+    /// Batches for which nothing is expected.
+    rest: u32,
 }
 
 /// By how much more than that there is room: a part, and rows.
 const MORE: (u32, u32) = (16, 16);
+/// Batches for which nothing is expected behind one that went another way, as a rank had no room.
+const REST: u32 = 8;
 /// After a batch with fewer rows, how much of the difference is forgotten: a part.
 const FORGOTTEN: u32 = 8;
 
 impl Default for Expected {
     fn default() -> Self {
-        Self { most: [0; 33], ahead: (0, 0) }
+        Self { most: [0; 33], ahead: (0, 0), rest: 0 }
     }
 }
 
 impl Expected {
     /// Rows to have room for with a batch of so many tokens; none where nothing is known.
-    pub(super) const fn rows(&self, tokens: u32) -> Option<u32> {
+    pub(super) const fn rows(&mut self, tokens: u32) -> Option<u32> {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return None;
+        }
         match self.most[class(tokens)] {
             0 => None,
             most => Some(most.saturating_add(most / MORE.0).saturating_add(MORE.1)),
@@ -35,6 +43,11 @@ impl Expected {
         let most = &mut self.most[class(tokens)];
         let now = if rows >= *most { rows } else { *most - (*most - rows).div_ceil(FORGOTTEN) };
         *most = now.max(1);
+    }
+
+    /// A batch went another way, as a rank had no room for it: so may the next ones.
+    pub(super) const fn had_no_room(&mut self) {
+        self.rest = REST;
     }
 
     /// Dispatches whose kernels were enqueued ahead: those that had room for what came, and those that had not.
@@ -73,6 +86,15 @@ mod tests {
             expected.came(4096, 100);
         }
         assert_eq!(expected.rows(4096), Some(122), "one large batch is forgotten");
+    }
+
+    #[test]
+    fn nothing_is_expected_for_a_while_behind_a_batch_without_room() {
+        let mut expected = Expected::default();
+        expected.came(5, 7);
+        expected.had_no_room();
+        let waits = (0..100).take_while(|_| expected.rows(5).is_none()).count();
+        assert_eq!(waits, REST as usize);
     }
 
     #[test]

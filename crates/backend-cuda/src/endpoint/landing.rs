@@ -134,7 +134,7 @@ impl CudaEndpoint {
         Ok(landing)
     }
 
-    /// Enqueues the kernels of a batch whose counts are known.
+    /// Enqueues the kernels of a batch whose counts are known, or that look by themselves whether there is room.
     fn move_rows(&mut self, batch: &Batch<'_>, landing: &Landing) -> Result<(), Error> {
         let direct = self.places();
         let fresh = batch.call.kind != Kind::CachedDispatch;
@@ -219,7 +219,8 @@ impl CudaEndpoint {
                 }
             }
             let args = args::Dispatch { end_lot: placing.lots, ..placing };
-            // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
+            // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows; where nobody knows that yet, the kernels
+            // look before they touch any (EpLocal.ahead).
             unsafe { self.device.dispatch(batch.call, &args) }?;
         } else {
             // SAFETY: as above.

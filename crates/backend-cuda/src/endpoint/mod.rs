@@ -98,6 +98,8 @@ pub struct CudaEndpoint {
     tickets: u64,
     /// What their batches let expect of later ones.
     expected: expected::Expected,
+    /// Whether the granted block was taken before counts of which the host has not heard: then peers may not have been told of it.
+    granted_ahead: bool,
     /// Blocks of operations that are not known to have ended well.
     told: told::Told,
     /// By which of its calls it knows what may go of the arena, and the mark before it followed a stream last.
@@ -146,6 +148,7 @@ impl CudaEndpoint {
             window,
             tickets: 0,
             expected: expected::Expected::default(),
+            granted_ahead: false,
             told: told::Told::default(),
             ages: Arc::default(),
             mark: 0,
@@ -223,14 +226,17 @@ impl CudaEndpoint {
     fn ready(&mut self) -> Result<(), Error> {
         self.desk.ready()?;
         match self.device.reported(self.desk.rank()) {
-            Some(error) => {
-                self.suspect_told();
-                // Bad choices that a graph or a call without a wait brought: the others wait for what does not come.
-                self.desk.set_poisoned(Some(self.desk.abandoned(self.last_op())));
-                Err(self.fail(error))
-            }
+            Some(error) => Err(self.told_late(error)),
             None => Ok(()),
         }
+    }
+
+    /// Takes note of what kernels of earlier calls have reported. Bad choices, which a graph or a call without a wait brought, are a failure then: the others
+    /// wait for what does not come.
+    fn told_late(&mut self, error: Error) -> Error {
+        self.suspect_told();
+        self.desk.set_poisoned(Some(self.desk.abandoned(self.last_op())));
+        self.fail(error)
     }
 
     /// A failure that kernels have reported and no call has told: what was read may be nothing.

@@ -2,11 +2,13 @@
 
 use ep_conformance::workload::Batch;
 use ep_core::engine::{Combine, Dispatch, Received};
-use ep_core::{Endpoint, Error, Placement};
+use ep_core::layout::RowFormat;
+use ep_core::{Endpoint, Error, Placement, Rank, RankSet, Shape};
 use ep_cuda::{CudaEndpoint, Rows};
 
 use super::Verdict;
-use super::fixture::{LOCAL, Layer, TOKENS, TOPK, Uploaded, same, same_rows, same_sums, turns};
+use super::failures::next_call;
+use super::fixture::{HIDDEN, LOCAL, Layer, TOKENS, TOPK, Uploaded, same, same_rows, same_sums, turns};
 
 fn text(error: Error) -> String {
     error.to_string()
@@ -161,6 +163,36 @@ pub(crate) fn refused() -> Verdict {
         layer.meet()?;
         let (ahead, in_vain) = ep.gone_ahead();
         same("dispatches without room", 0, &[in_vain, u64::from(ahead > 0)], &[0, 1])
+    })?;
+    Ok(())
+}
+
+/// A rank leaves, and the others fail in counts behind which they have granted nothing yet: the block that was taken ahead is not held back for it.
+pub(crate) fn lost_before_its_counts() -> Verdict {
+    let shape =
+        Shape::builder().experts(3 * LOCAL).topk(TOPK).hidden(HIDDEN).max_tokens(TOKENS).build().map_err(text)?;
+    // As many rows as can come, as a batch before may have brought, and what is taken with them.
+    let most = 3 * TOKENS;
+    let block = RowFormat::new(&shape).block_bytes(u64::from(most + most / 16 + 16));
+    let layer = Layer::sized(Placement::Direct, 3, 2 * block + 128).map_err(text)?;
+    let all = batches(&layer, 0, Spread::Even).map_err(text)?;
+    let leaver = Rank(2);
+    layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &all[me])?;
+        for _ in 0..2 {
+            drop(ep.dispatch(&input.x, &input.routing()).await?);
+        }
+        layer.meet()?;
+        if ep.rank() == leaver {
+            return Ok(());
+        }
+        let failure = next_call(&mut ep, &input).await?;
+        same("culprits", 1, &[failure.culprit], &[leaver])?;
+        ep.recover(&RankSet::from_iter([leaver])).await?;
+        let kept = [ep.dispatch(&input.x, &input.routing()).await?, ep.dispatch(&input.x, &input.routing()).await?];
+        let leases = kept.map(|got| matches!(got.x, Rows::Leased(_)));
+        same("leases after the loss", 2, &leases, &[true; 2])
     })?;
     Ok(())
 }

@@ -302,3 +302,37 @@ pub(crate) fn not_its_own() -> Verdict {
     let verified = ep_conformance::low_latency::verify::run(&layer.world, &first, Weighing::AtExperts, &seen);
     verified.map(drop).map_err(|error| error.to_string())
 }
+
+/// The same in throughput mode, of a dispatch whose counts come to the host behind one whose counts do not.
+pub(crate) fn not_its_own_choices() -> Verdict {
+    let layer = Layer::sized(Placement::Direct, 3, 1 << 20).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let said = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let mut bad = first[me].clone();
+        bad.topk_idx[4] = 99;
+        let bad = Uploaded::new(&mut ep, &bad)?;
+        layer.meet()?;
+        let mut said = Vec::new();
+        if me == 0 {
+            // Lasts until the others dispatch, so that nothing is reported before all is enqueued.
+            let _before = ep.dispatch_with(&input.x, &input.routing(), &WORST_OF_THREE).await?;
+            let _refused = ep.dispatch_with(&bad.x, &bad.routing(), &WORST_OF_THREE).await?;
+            said.push(ep.dispatch(&input.x, &input.routing()).await.err());
+            said.push(ep.dispatch(&input.x, &input.routing()).await.err());
+        } else {
+            std::thread::sleep(Duration::from_millis(300));
+            let _before = ep.dispatch_with(&input.x, &input.routing(), &WORST_OF_THREE).await?;
+        }
+        layer.meet()?;
+        ep.recover(&RankSet::new()).await?;
+        Ok((said, healthy(&mut ep, &layer, &first[me]).await?))
+    })?;
+    let (said, seen): (Vec<_>, Vec<_>) = said.into_iter().unzip();
+    match &said[0][..] {
+        [Some(told), Some(Error::Poisoned { .. })] if told.to_string().starts_with("topk_idx of token 1 is") => {}
+        _ => return Err(format!("said {:?}, expected bad choices, then a poisoned communicator", said[0])),
+    }
+    verify::run(&layer.world, &first, &seen).map(drop).map_err(|error| error.to_string())
+}

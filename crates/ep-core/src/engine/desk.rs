@@ -33,7 +33,7 @@ pub struct Desk {
     /// Set while an operation runs, so that one whose future is dropped is not forgotten.
     pub(super) poisoned: Option<Failure>,
     pub(super) arena: Arena,
-    /// The block that the running operation granted, or one that failed or was dropped half-way.
+    /// The block that the running operation grants, or granted, or one that failed or was dropped half-way.
     pub(super) granted: Option<Block>,
     /// Rows of throughput mode by the way they took.
     pub ways: Ways,
