@@ -416,7 +416,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
             else ep_give_credit(r, a.ring.rings, c.in, c.track, began, [&](ep_u32 rank) { return ep_rows_summed(r, a, c, rank); });
             ep_block_meet();
             if (role.task == EP_TASK_TAIL) ep_keep_cursors(r, c.out, 0, c.track);
-            if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
+            if (role.task == EP_TASK_CREDIT) ep_end_credit(r, c.in, c.track, began);
             ep_block_meet();
         }
     if (!ep_last_block_has_pulled(r, EP_MEETING_MOVED)) return;

@@ -93,7 +93,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_dispatch_pulled_kernel(EP_GIVEN(EpRank) r, EP
         }
         ep_block_meet();
         if (role.task == EP_TASK_TAIL) ep_keep_cursors(r, c.out, 0, c.track);
-        if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
+        if (role.task == EP_TASK_CREDIT) ep_end_credit(r, c.in, c.track, began);
         ep_block_meet();
     }
     if (!ep_last_block_has_pulled(r, EP_MEETING_MOVED)) return;

@@ -89,7 +89,7 @@ EP_DEV bool ep_turns_end(const EpRank& r, ep_u32 spin, ep_u64 began) {
     return spin % 64 == 0 && (ep_failed(r) || ep_now() - began > r.allowed);
 }
 
-/* The end of a teller that has not told all. Time may be up although no peer is waited for: then this rank was too slow itself, and says so, as its
+/* The end of a teller, or a creditor, that has not told all. Time may be up although no peer is waited for: then this rank was too slow itself, and says so, as its
    warps that wait for room look at nothing but that. By a warp. */
 EP_DEV void ep_teller_ends(const EpRank& r, ep_u64 began) {
     if (ep_warp_lane() == 0 && !ep_failed(r)) ep_fail(r, EP_STATUS_TIMEOUT, EP_PHASE_ROWS, r.me, r.me, 0, 0, 0, ep_now() - began, 0);
@@ -125,5 +125,14 @@ EP_DEV void ep_give_credit(const EpRank& r, const EpRings& rings, EpOutboxEnd* i
 EP_DEV void ep_keep_cursors(const EpRank& r, const EpOutboxEnd* ends, ep_u32 side, ep_u32 track) {
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
         if (rank != r.me && ep_takes_part(r, rank)) *ep_cursor(r, side, rank, track) = ends[rank].base + ends[rank].slots;
+}
+
+/* The reader's end of a channel, behind all of its roles. Time may have been up before all that came was credited: nobody here has waited for a peer then, but
+   the senders wait for the rest. So the rank says so. By a warp. */
+EP_DEV void ep_end_credit(const EpRank& r, const EpOutboxEnd* in, ep_u32 track, ep_u64 began) {
+    bool owed = false;
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) owed |= in[rank].told != in[rank].slots;
+    if (__any_sync(EP_FULL, owed)) ep_teller_ends(r, began);
+    ep_keep_cursors(r, in, 1, track);
 }
 #endif

@@ -46,3 +46,18 @@ fn who_goes_on_behind_a_meeting_looks_together() {
     }
     assert_eq!(together, 6, "kernels whose last block goes on");
 }
+
+/// A reader whose time was up owes credit that its senders wait for, though all has come, and no wait of its own has ended badly.
+#[test]
+fn who_owes_credit_at_the_end_says_so() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/throughput");
+    let ends = "if (role.task == EP_TASK_CREDIT) ep_end_credit(r, c.in, c.track, began);";
+    for file in ["dispatch_pulled.cu", "combine_pulled.cu"] {
+        let text = fs::read_to_string(folder.join(file)).expect("text");
+        assert_eq!(text.matches("ep_give_credit(r,").count(), text.matches(ends).count(), "{file}");
+    }
+    let text = fs::read_to_string(folder.join("ep_outbox.h")).expect("text");
+    let body = text.split("EP_DEV void ep_end_credit(").nth(1).expect("how a reader ends");
+    assert!(body.contains("owed |= in[rank].told != in[rank].slots;"), "it looks at all that is owed");
+    assert!(body.contains("if (__any_sync(EP_FULL, owed)) ep_teller_ends(r, began);"), "and says so");
+}
