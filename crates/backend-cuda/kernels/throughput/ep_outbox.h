@@ -89,8 +89,8 @@ EP_DEV bool ep_turns_end(const EpRank& r, ep_u32 spin, ep_u64 began) {
     return spin % 64 == 0 && (ep_failed(r) || ep_now() - began > r.allowed);
 }
 
-/* The end of a teller, or a creditor, that has not told all. Time may be up although no peer is waited for: then this rank was too slow itself, and says so, as its
-   warps that wait for room look at nothing but that. By a warp. */
+/* The end of a teller, or of a creditor, that has not told all. Time may be up although no peer is waited for: then this rank was too slow itself, and
+   says so, as its warps that wait for room look at nothing but that. By a warp. */
 EP_DEV void ep_teller_ends(const EpRank& r, ep_u64 began) {
     if (ep_warp_lane() == 0 && !ep_failed(r)) ep_fail(r, EP_STATUS_TIMEOUT, EP_PHASE_ROWS, r.me, r.me, 0, 0, 0, ep_now() - began, 0);
 }

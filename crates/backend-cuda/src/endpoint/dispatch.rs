@@ -9,7 +9,7 @@ use ep_core::settings::OutboxSteps;
 use ep_core::{Endpoint as _, Error, OutboxUse, Placement, Rank, Rings};
 
 use super::by_expert::Placed;
-use super::landing::{Ahead, Batch, Landing};
+use super::landing::{Batch, Landing};
 use super::replayed::{Known, Replayed};
 use super::{Array, CudaEndpoint, Rows};
 use crate::driver::Capture;
@@ -111,12 +111,12 @@ impl CudaEndpoint {
                     choices,
                     sources: sources.clone(),
                     room,
-                    spare: options.worst_rows > 0,
+                    spare: true,
                     zero_spare: false,
                     is_ahead: true,
                     placed: None,
                 };
-                Some(Ahead { landing: self.enqueued(&batch, None)?, sources })
+                Some((self.enqueued(&batch, None)?, sources))
             }
             None => None,
         };
@@ -124,14 +124,8 @@ impl CudaEndpoint {
             Some(asked) => Some(self.hear(asked, routing, options.repeats).await?),
             None => None,
         };
-        self.granted_ahead = false;
         let (outboxes, goes_ahead) = told.as_ref().map_or((false, false), |told| (told.outboxes, told.goes_ahead));
-        if ahead.is_some() {
-            self.expected.went(goes_ahead);
-        }
-        if outboxes {
-            self.expected.had_no_room();
-        }
+        self.know_how_it_went(goes_ahead, outboxes);
         let ahead = ahead.filter(|_| goes_ahead);
         let told = told.map(|told| told.exchange);
         if self.far().is_some() {
@@ -153,11 +147,9 @@ impl CudaEndpoint {
             _ => None,
         };
         let room = if options.worst_rows > 0 { options.worst_rows } else { rows };
-        let (landing, sources) = if let Some(ahead) = ahead {
-            self.cut(ahead, room)
+        let (landing, sources) = if let Some((landing, sources)) = ahead {
+            self.cut(landing, sources, room)
         } else {
-            // Of what was taken ahead in vain, peers were told nothing.
-            self.give_block();
             let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
             let spare = told.is_none() || room > rows;
             let (cut, pulled) = self.way(kind, rings, outboxes, options.outbox);
@@ -304,44 +296,6 @@ impl CudaEndpoint {
         }
     }
 
-    /// Dispatches whose kernels were enqueued ahead of their counts: those that had room for what came, and those that had not, which were enqueued again.
-    #[cfg(feature = "workshop")]
-    pub const fn gone_ahead(&self) -> (u64, u64) {
-        self.expected.ahead()
-    }
-
-    /// Rows for which a dispatch takes a block before its counts come, to grant it: then the kernels that bring rows are enqueued behind those that count,
-    /// and no link waits for a host. Not where no count comes to the host, where more than a block is to be cut for what comes, or where less is `said` to
-    /// have room.
-    fn room_ahead(&mut self, tokens: u32, options: &Dispatch, said: u32) -> Option<u32> {
-        if options.device_counts || options.by_expert || options.zero_spare || !self.places() || self.far().is_some() {
-            return None;
-        }
-        let expected = self.expected.rows(tokens);
-        let room = if options.worst_rows > 0 { options.worst_rows } else { expected? };
-        if room > said {
-            return None;
-        }
-        self.take_block(room);
-        self.granted_ahead = self.desk.granted().is_some();
-        self.granted_ahead.then_some(room)
-    }
-
-    /// Of what was taken ahead, what `rows` rows need.
-    fn cut(&mut self, ahead: Ahead, rows: u32) -> (Landing, (Array<i32>, Array<i32>)) {
-        let Ahead { landing, sources: (tokens, ranks) } = ahead;
-        let block = self.desk.granted().map(|block| self.desk.arena().cut(&block, rows));
-        *self.desk.granted() = block;
-        let (count, topk) = (rows as usize, self.shape().topk() as usize);
-        let landing = Landing {
-            block,
-            topk_idx: landing.topk_idx.first(count * topk),
-            topk_weights: landing.topk_weights.first(count * topk),
-            ..landing
-        };
-        (landing, (tokens.first(count), ranks.first(count)))
-    }
-
     /// Plans on the device and exchanges counts. Of counts that do not stay there: what they are told by.
     async fn exchange(
         &mut self,
@@ -400,6 +354,8 @@ impl CudaEndpoint {
                 // Of this call, or of one before that did not wait: then its kernels have ended, and counts never come.
                 let behind = super::Event(Arc::new(self.device.stream.record(false)?));
                 self.ended(&behind).await?;
+                // Either way nothing of this call has moved.
+                self.take_back_ahead();
                 let error =
                     if self.device.is_closed()? { self.told_late(error) } else { self.refuse(routing, repeats, error) };
                 return Err(error);
@@ -417,8 +373,6 @@ impl CudaEndpoint {
     fn refuse(&mut self, routing: &RoutingHere, repeats: bool, error: Error) -> Error {
         self.device.report.clear();
         self.desk.take_back();
-        self.granted_ahead = false;
-        self.give_block();
         let Routing::TopK { topk_idx, .. } = routing else { return error };
         let Ok(topk_idx) = topk_idx.to_vec() else { return error };
         // Named as on the host.

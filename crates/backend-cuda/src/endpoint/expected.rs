@@ -26,12 +26,15 @@ impl Default for Expected {
 }
 
 impl Expected {
+    /// Whether the next batch is one of those for which nothing is expected.
+    pub(super) const fn rests(&mut self) -> bool {
+        let rests = self.rest > 0;
+        self.rest = self.rest.saturating_sub(1);
+        rests
+    }
+
     /// Rows to have room for with a batch of so many tokens; none where nothing is known.
-    pub(super) const fn rows(&mut self, tokens: u32) -> Option<u32> {
-        if self.rest > 0 {
-            self.rest -= 1;
-            return None;
-        }
+    pub(super) const fn rows(&self, tokens: u32) -> Option<u32> {
         match self.most[class(tokens)] {
             0 => None,
             most => Some(most.saturating_add(most / MORE.0).saturating_add(MORE.1)),
@@ -51,7 +54,6 @@ impl Expected {
     }
 
     /// Dispatches whose kernels were enqueued ahead: those that had room for what came, and those that had not.
-    #[cfg(feature = "workshop")]
     pub(super) const fn ahead(&self) -> (u64, u64) {
         self.ahead
     }
@@ -91,10 +93,10 @@ mod tests {
     #[test]
     fn nothing_is_expected_for_a_while_behind_a_batch_without_room() {
         let mut expected = Expected::default();
-        expected.came(5, 7);
+        assert!(!expected.rests());
         expected.had_no_room();
-        let waits = (0..100).take_while(|_| expected.rows(5).is_none()).count();
-        assert_eq!(waits, REST as usize);
+        let rests = (0..100).take_while(|_| expected.rests()).count();
+        assert_eq!(rests, REST as usize);
     }
 
     #[test]

@@ -38,12 +38,6 @@ pub(super) struct Batch<'a> {
     pub(super) placed: Option<&'a Placed>,
 }
 
-/// What a dispatch took before its counts came.
-pub(super) struct Ahead {
-    pub(super) landing: Landing,
-    pub(super) sources: (Array<i32>, Array<i32>),
-}
-
 /// Where a dispatch's results go.
 pub(super) struct Landing {
     pub(super) block: Option<Block>,

@@ -14,6 +14,7 @@
 //! | combine | fold where rows are by expert, before or beside the combine; offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
+mod ahead;
 mod by_expert;
 #[cfg(feature = "workshop")]
 mod checks;

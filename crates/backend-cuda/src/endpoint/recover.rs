@@ -24,9 +24,10 @@ impl CudaEndpoint {
         let event = self.device.stream.record(false)?;
         self.until(|_| Ok(event.has_come()?.then_some(()))).await?;
         let proposal = self.desk.propose(mask)?;
-        if std::mem::take(&mut self.granted_ahead) && !self.device.went_ahead()? {
-            self.give_block();
+        if self.granted_ahead && !self.device.went_ahead()? {
+            self.take_back_ahead();
         }
+        self.granted_ahead = false;
         self.desk.hold_granted();
         self.suspect_told();
         // Replays are counted there alone.

@@ -148,9 +148,8 @@ pub(crate) fn refused() -> Verdict {
     let layer = Layer::sized(Placement::Direct, 4, 1 << 20).map_err(text)?;
     let all = batches(&layer, 0, Spread::Even).map_err(text)?;
     layer.run(async |mut ep| {
-        let mut bad = all[ep.rank().index()].clone();
-        bad.topk_idx[4] = 99;
-        let bad = Uploaded::new(&mut ep, &bad)?;
+        let me = ep.rank().index();
+        let bad = Uploaded::bad(&mut ep, &all[me])?;
         for turn in 0..turns(40, 10) {
             if turn > 0 && ep.rank().index() == 2 {
                 let said = ep.dispatch(&bad.x, &bad.routing()).await.map(drop).map_err(|error| error.to_string());

@@ -251,9 +251,7 @@ pub(crate) fn not_its_own() -> Verdict {
     let said = layer.run(async |mut ep| {
         let me = ep.rank().index();
         let input = Uploaded::new(&mut ep, &first[me])?;
-        let mut bad = first[me].clone();
-        bad.topk_idx[4] = 99;
-        let bad = Uploaded::new(&mut ep, &bad)?;
+        let bad = Uploaded::bad(&mut ep, &first[me])?;
         let routing = |input: &Uploaded| LowRouting::new(input.topk_idx.clone(), Some(input.topk_weights.clone()));
         let rows = LOCAL as usize * 3 * TOKENS as usize;
         let [x, counts, segments, tokens] =
@@ -310,9 +308,7 @@ pub(crate) fn not_its_own_choices() -> Verdict {
     let said = layer.run(async |mut ep| {
         let me = ep.rank().index();
         let input = Uploaded::new(&mut ep, &first[me])?;
-        let mut bad = first[me].clone();
-        bad.topk_idx[4] = 99;
-        let bad = Uploaded::new(&mut ep, &bad)?;
+        let bad = Uploaded::bad(&mut ep, &first[me])?;
         layer.meet()?;
         let mut said = Vec::new();
         if me == 0 {

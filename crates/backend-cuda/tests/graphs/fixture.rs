@@ -175,6 +175,13 @@ impl Uploaded {
         })
     }
 
+    /// One whose choices are refused: those of token 1.
+    pub(crate) fn bad(ep: &mut CudaEndpoint, batch: &Batch) -> Result<Self, Error> {
+        let mut batch = batch.clone();
+        batch.topk_idx[TOPK as usize + 1] = 99;
+        Self::new(ep, &batch)
+    }
+
     pub(crate) fn routing(&self) -> Routing<Array<i64>, Array<f32>, Array<u8>> {
         Routing::TopK { topk_idx: self.topk_idx.clone(), topk_weights: Some(self.topk_weights.clone()) }
     }
